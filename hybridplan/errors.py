@@ -34,7 +34,7 @@ class MissingExtraError(InputError):
 
 
 class RefusalError(HybridplanError):
-    """A well-formed question whose answer is no (exit 1): it does not fit, or the engine refuses."""
+    """A good question whose answer is no (exit 1): it does not fit, or the engine refuses."""
 
     exit_code = 1
     kind = "refused"

@@ -1,0 +1,5 @@
+"""``python -m hybridplan``."""
+
+from hybridplan.cli import main
+
+main()

@@ -1,0 +1,101 @@
+"""The command line: parses, calls the library, prints the report, returns the exit code.
+
+One module per command, imported only when that command is asked for, so that ``--help`` and
+``ledger`` stay quick. A module offers ``register(app)``; its commands return the exit code
+(None means 0) and raise HybridplanError for everything a user can mend.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+import typer
+
+from hybridplan import __version__
+from hybridplan.errors import HybridplanError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "ledger": ("hybridplan.cli.ledger", "Bytes of a model's caches, states and weights."),
+    "models": ("hybridplan.cli.models", "The catalogue of shipped configs."),
+    "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
+}
+
+
+def _stub(module: str) -> Callable[[], None]:
+    def command() -> None:
+        raise AssertionError(f"{module} was not loaded")
+
+    return command
+
+
+def build_app(wanted: str | None) -> typer.Typer:
+    """The application, with the wanted command real and the others known by name only.
+
+    ``wanted`` "*" loads every command (completion, documentation tests).
+    """
+    app = typer.Typer(
+        name="hybridplan",
+        help="Plan memory and prefix caching for hybrid language models.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
+    ) -> None:
+        if version:
+            typer.echo(f"hybridplan {__version__}")
+            raise typer.Exit
+
+    for name, (module, summary) in COMMANDS.items():
+        if wanted in (name, "*"):
+            import_module(module).register(app)
+        else:
+            app.command(name, help=summary)(_stub(module))
+    return app
+
+
+def _wanted(arguments: Sequence[str]) -> str | None:
+    if any(key.startswith("_HYBRIDPLAN_") and key.endswith("COMPLETE") for key in os.environ):
+        return "*"
+    return next((word for word in arguments if word in COMMANDS), None)
+
+
+def _report_error(sentence: str, kind: str, exit_code: int, as_json: bool) -> int:
+    if as_json:
+        error = {"kind": kind, "message": sentence, "exit_code": exit_code}
+        sys.stdout.write(json.dumps({"error": error}, indent=2, ensure_ascii=False) + "\n")
+    sys.stderr.write(f"hybridplan: {sentence}\n")
+    return exit_code
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code: 0 yes, 1 no, 2 bad input, 130 interrupted."""
+    as_json = "--json" in arguments
+    app = build_app(_wanted(arguments))
+    try:
+        result = app(list(arguments), prog_name="hybridplan", standalone_mode=False)
+    except HybridplanError as error:
+        return _report_error(error.sentence, error.kind, error.exit_code, as_json)
+    except typer.TyperException as error:
+        sentence = " ".join(error.format_message().split())
+        return _report_error(sentence, "usage", 2, as_json) if sentence else 2
+    except (KeyboardInterrupt, typer.Abort):
+        return _report_error("interrupted", "interrupted", 130, as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Entry point of the ``hybridplan`` script."""
+    sys.exit(run(sys.argv[1:]))
