@@ -28,7 +28,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Attention that forgets: all but the last ``tokens``, or all before the current chunk of them."""
+    """Attention that forgets all but the last ``tokens``, or all before the current chunk."""
 
     kind: Literal["sliding", "chunked"]
     tokens: int
