@@ -1,0 +1,1 @@
+"""What every kernel folder shares: input checks, chunk tables, launch helpers, gates."""

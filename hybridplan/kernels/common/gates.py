@@ -1,0 +1,48 @@
+"""Gate arithmetic shared by the kernels: log decay from raw inputs, in fp32."""
+
+from __future__ import annotations
+
+import enum
+
+import triton
+import triton.language as tl
+
+
+class Gate(enum.IntEnum):
+    """How a kernel gets the natural-log decay of a token from its gate input x.
+
+    LOG: x is the log decay. SOFTPLUS: -exp(A_log) * softplus(x + dt_bias), the gate of
+    Qwen3-Next, Kimi Linear and Mamba-2. BOUNDED: lower_bound * sigmoid(exp(A_log) * (x +
+    dt_bias)), the bounded ("safe") gate of later Kimi models. NONE: no decay (plain DeltaNet).
+    """
+
+    NONE = 0
+    LOG = 1
+    SOFTPLUS = 2
+    BOUNDED = 3
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)) with full relative accuracy for very negative x."""
+    u = tl.exp(tl.minimum(x, 20.0))
+    w = 1.0 + u
+    small = tl.where(w == 1.0, u, tl.log(w) * (u / tl.where(w == 1.0, 1.0, w - 1.0)))
+    return tl.where(x > 20.0, x, small)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def log_decay(x, a_log, bias, lower_bound, GATE: tl.constexpr):
+    """Natural-log decay (<= 0) from the gate input; a_log, bias broadcast against x."""
+    if GATE == 1:
+        g = x
+    elif GATE == 2:
+        g = -tl.exp(a_log) * softplus(x + bias)
+    else:
+        g = lower_bound * sigmoid(tl.exp(a_log) * (x + bias))
+    return g
