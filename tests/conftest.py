@@ -1,0 +1,18 @@
+"""Options shared by every test folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--golden",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="replay every engine answer found below DIR instead of the committed ones; each test "
+        "module picks up the files whose content it understands",
+    )
