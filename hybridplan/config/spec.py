@@ -134,12 +134,14 @@ class KimiDelta:
     """KDA: per-channel decay; state heads x head_dim x head_dim; three conv streams (q, k, v).
 
     ``bounded_gate``: the checkpoint bounds the decay from below (``gate_lower_bound``).
+    ``full_rank_gate``: the output gate is one matrix instead of two of rank head_dim (Kimi-K3).
     """
 
     heads: int
     head_dim: int
     conv_kernel: int
     bounded_gate: bool = False
+    full_rank_gate: bool = False
     kind: Literal["kda"] = "kda"
 
 
