@@ -1,0 +1,1 @@
+"""Kimi delta attention: the delta rule with one decay for each channel of the key."""
