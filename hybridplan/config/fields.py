@@ -163,7 +163,9 @@ class Fields:
         if not isinstance(value, list):
             raise self.fail(f"{self.at(key)} must be a list, not {shown(value)}")
         if len(value) > MOST_LIST:
-            raise self.fail(f"{self.at(key)} has {len(value)} entries; the most read is {MOST_LIST}")
+            raise self.fail(
+                f"{self.at(key)} has {len(value)} entries; the most read is {MOST_LIST}"
+            )
         return value
 
     def wholes(self, key: str, *, least: int = 0, most: int = MOST_SIZE) -> list[int]:

@@ -87,10 +87,12 @@ def in_catalogue(text: str) -> Entry | None:
     wanted = plain(text)
     owner, _, bare = text.rpartition("/")
     if owner:
-        return next((e for e in catalogue.values() if plain(_hub_id(e)) == wanted), None)
-    for entry in catalogue.values():
-        if wanted in (plain(entry.name), plain(_hub_id(entry).rpartition("/")[2])):
-            return entry
+        same = [e for e in catalogue.values() if plain(_hub_id(e)) == wanted]
+        return min(same, key=lambda e: len(e.name), default=None)
+    for spelling in (lambda e: e.name, lambda e: _hub_id(e).rpartition("/")[2]):
+        for entry in catalogue.values():
+            if plain(spelling(entry)) == wanted:
+                return entry
     starts = [e for e in catalogue.values() if wanted and plain(e.name).startswith(wanted)]
     return starts[0] if len(starts) == 1 else None
 

@@ -154,5 +154,3 @@ def _check_architecture(architecture: str, model_type: str, family: Family, root
         f'"{model_type}" ({", ".join(family.architectures[:4])}); supported families are '
         f"{supported()}"
     )
-
-

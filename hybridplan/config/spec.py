@@ -134,7 +134,8 @@ class KimiDelta:
     """KDA: per-channel decay; state heads x head_dim x head_dim; three conv streams (q, k, v).
 
     ``bounded_gate``: the checkpoint bounds the decay from below (``gate_lower_bound``).
-    ``full_rank_gate``: the output gate is one matrix instead of two of rank head_dim (Kimi-K3).
+    ``full_rank_gate``: the output gate is one matrix instead of two of rank head_dim (Kimi-K3);
+    ``full_rank_decay``: so is the projection of the decay (Ling-3.0).
     """
 
     heads: int
@@ -142,6 +143,7 @@ class KimiDelta:
     conv_kernel: int
     bounded_gate: bool = False
     full_rank_gate: bool = False
+    full_rank_decay: bool = False
     kind: Literal["kda"] = "kda"
 
 

@@ -307,3 +307,12 @@ def sparse_steps(f: Fields, count: int, experts: MoE) -> list[MLP | None]:
         return [experts] * count
     plain = dense(f)
     return [experts if is_sparse else plain for is_sparse in sparse]
+
+
+def listed_drafts(f: Fields, key: str, known: Mapping[str, str]) -> list[str]:
+    """The layer list of one draft module; it does not speak for the stack."""
+    before = f.sources.get("model.pattern")
+    kinds = listed(f, key, known, None)
+    if before is not None:
+        f.sources["model.pattern"] = before
+    return kinds

@@ -19,8 +19,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         "quotient": kind != "qwen3",
         "kv_absent_is_heads": kind == "llama",
         "qkv_bias": f.flag("attention.qkv_bias", "attention_bias", kind == "qwen2"),
-        "output_bias": kind != "qwen2"
-        and f.flag("attention.output_bias", "attention_bias", False),
+        "output_bias": kind != "qwen2" and f.flag("attention.output_bias", "attention_bias", False),
         "qk_norm": "head" if kind == "qwen3" else "none",
     }
     full = common.attention(f, **shape)  # type: ignore[arg-type]
@@ -63,5 +62,3 @@ def windows(
     else:
         f.record("model.pattern", source)
     return kinds, window
-
-

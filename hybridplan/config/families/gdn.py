@@ -34,7 +34,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
 
 
 def layer_kinds(f: Fields, count: int) -> list[str]:
-    """"gdn" or "full" for each layer, from whichever of the two keys stand in the file."""
+    """ "gdn" or "full" for each layer, from whichever of the two keys stand in the file."""
     by_interval = None
     if f.has("full_attention_interval"):
         interval = f.whole("model.pattern", "full_attention_interval", most=count)
@@ -82,9 +82,7 @@ def _mlps(f: Fields, count: int) -> list[MLP | None]:
     return common.sparse_steps(f, count, experts)
 
 
-def _drafts(
-    f: Fields, count: int, full: common.Attention, mlp: MLP | None
-) -> list[common.Layer]:
+def _drafts(f: Fields, count: int, full: common.Attention, mlp: MLP | None) -> list[common.Layer]:
     drafts = common.draft_count(f, "mtp_num_hidden_layers", "num_nextn_predict_layers")
     hidden = common.hidden_size(f)
     extra = {"mtp_projection": 2 * hidden * hidden + 3 * hidden}
