@@ -36,10 +36,13 @@ def kv_heads_per_rank(kv_heads: int, tp: int) -> tuple[int, int]:
     return 1, tp // kv_heads
 
 
-def pipeline_stages(layers: Sequence[T], stages: int) -> tuple[tuple[T, ...], ...]:
-    """Consecutive layers per pipeline stage; what is left over goes to the stages before the last.
+def pipeline_stages(
+    layers: Sequence[T], stages: int, engine: str = "vllm"
+) -> tuple[tuple[T, ...], ...]:
+    """Consecutive layers per pipeline stage.
 
-    vLLM ``get_pp_indices``: the last stage also holds the output head, so it gets no extra layer.
+    What does not divide goes one each to the stages just before the last in vLLM (the last holds
+    the output head too), to the last stages in SGLang; both call it ``get_pp_indices``.
     """
     if stages > len(layers):
         raise InputError(
@@ -47,7 +50,8 @@ def pipeline_stages(layers: Sequence[T], stages: int) -> tuple[tuple[T, ...], ..
             f"{len(layers)} is the most"
         )
     sizes = [len(layers) // stages] * stages
-    for back in range(2, len(layers) % stages + 2):
+    first = 1 if engine == "sglang" else 2
+    for back in range(first, len(layers) % stages + first):
         sizes[-back] += 1
     cut: list[tuple[T, ...]] = []
     start = 0
