@@ -1,0 +1,277 @@
+"""One scheduling step: vLLM's ``Scheduler.schedule`` and ``allocate_slots``, policy FCFS."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hybridplan.sim.vllm.coordinator import Coordinator, Lookup
+from hybridplan.sim.vllm.pool import BlockPool
+from hybridplan.sim.vllm.sequence import Sequence
+from hybridplan.sim.vllm.split import ChunkSplit
+from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """One request's part of a step: tokens [start, start + tokens), ``drafts`` of them unverified.
+
+    ``outputs`` is what the model returns for it, filled in when the step is executed.
+    """
+
+    seq: Sequence
+    start: int
+    tokens: int
+    drafts: int
+    outputs: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """What one call of the scheduler decided."""
+
+    parts: list[Scheduled] = field(default_factory=list)
+    admitted: list[tuple[Sequence, Lookup]] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    skip_drafts: bool = False
+    tokens: int = 0
+
+
+class Scheduler:
+    """Running list, waiting queue and the allocation of both."""
+
+    def __init__(self, config: VllmCacheConfig, *, skipping: bool = True) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks, len(config.groups), caching=config.prefix_caching)
+        self.coordinator = Coordinator(config, self.pool)
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.skipping = skipping
+        self._split = ChunkSplit(config) if config.splits_for_mamba else None
+
+    def schedule(self) -> Step:
+        """Fill one step: running requests first, then waiting ones in order."""
+        config = self.config
+        step = Step(skip_drafts=config.skips_useless_drafts)
+        self.coordinator.new_step()
+        crowded = len(self.running) + len(self.waiting) > 1
+        threshold = config.long_prefill_threshold_tokens if crowded else 0
+        budget, prefill_scheduled = self._schedule_running(step, threshold)
+        if not step.preempted:
+            self._schedule_waiting(step, threshold, budget, prefill_scheduled)
+        step.copies = self.coordinator.drain_copies()
+        if step.copies:
+            self.pool.free([block for pair in step.copies for block in pair])
+        for part in step.parts:
+            seq = part.seq
+            seq.computed += part.tokens
+            seq.in_flight += part.tokens
+            seq.is_prefill_chunk = seq.computed < seq.num_tokens + seq.placeholders
+        return step
+
+    def _schedule_running(self, step: Step, threshold: int) -> tuple[int, bool]:
+        config, running, split = self.config, self.running, self._split
+        budget = config.max_batched_tokens
+        last_position = config.max_model_len - 1
+        lookahead = config.lookahead_tokens
+        prefill_scheduled = False
+        index = 0
+        while index < len(running) and budget > 0:
+            seq = running[index]
+            if (
+                seq.placeholders > 0
+                and seq.computed + 2 - seq.placeholders >= seq.num_prompt + seq.max_tokens
+            ):
+                index += 1
+                continue
+            start = seq.computed
+            tokens = seq.num_tokens + seq.drafts + seq.placeholders - start
+            if 0 < threshold < tokens:
+                tokens = threshold
+            tokens = min(tokens, budget, last_position - start)
+            if split is not None:
+                tokens = split(seq, start, tokens)
+            if tokens <= 0:
+                index += 1
+                continue
+            if start + tokens + lookahead > seq.quiet_end and not self._make_room(
+                seq, tokens, step
+            ):
+                break
+            prefill_scheduled |= seq.is_prefill_chunk
+            budget -= tokens
+            step.tokens += tokens
+            index += 1
+            if step.skip_drafts:
+                step.skip_drafts = _drafts_useless(seq, start, tokens)
+            drafts = 0
+            if seq.drafts:
+                unverified = tokens + start - seq.num_tokens - seq.placeholders
+                drafts = min(seq.drafts, max(unverified, 0))
+                seq.drafts = 0
+            step.parts.append(Scheduled(seq, start, tokens, drafts))
+        return budget, prefill_scheduled
+
+    def _make_room(self, seq: Sequence, tokens: int, step: Step) -> bool:
+        """Allocate for a running request, preempting from the end of the list if it must."""
+        while not self.allocate(seq, tokens, None):
+            victim = self.running.pop()
+            self._preempt(victim)
+            step.preempted.append(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.coordinator.free(seq)
+        seq.recomputed += seq.computed
+        seq.computed = 0
+        seq.drafts = 0
+        seq.stale = seq.in_flight
+        seq.placeholders = 0
+        seq.preemptions += 1
+        seq.running = False
+        seq.quiet_end = -1
+        self.waiting.appendleft(seq)
+
+    def _schedule_waiting(
+        self, step: Step, threshold: int, budget: int, prefill_scheduled: bool
+    ) -> None:
+        config, waiting, running = self.config, self.waiting, self.running
+        had_running = bool(step.parts)
+        set_aside: list[Sequence] = []
+        while waiting and budget > 0 and len(running) < config.max_seqs:
+            seq = waiting[0]
+            if seq.stale:
+                set_aside.append(waiting.popleft())
+                continue
+            lookup = self.coordinator.lookup(seq)
+            seq.junction = lookup.junction_tokens
+            hit = lookup.hit_tokens
+            tokens = seq.num_tokens - hit
+            padded = 0
+            if (
+                config.draft_tokens
+                and tokens == 1
+                and not prefill_scheduled
+                and (had_running or hit > 0)
+            ):
+                rows = 1 + config.draft_tokens
+                if hit + rows + 1 <= config.max_model_len:
+                    if rows > budget:
+                        break
+                    tokens = padded = rows
+            if 0 < threshold < tokens:
+                tokens = threshold
+            tokens = min(tokens, budget)
+            if self._split is not None:
+                tokens = self._split(seq, hit, tokens)
+                if tokens == 0:
+                    break
+                if padded and tokens != padded:
+                    tokens, padded = 1, 0
+            if not self.allocate(seq, tokens, lookup):
+                break
+            waiting.popleft()
+            running.append(seq)
+            seq.running = True
+            seq.computed = hit
+            seq.recomputed -= hit if seq.preemptions else 0
+            budget -= tokens
+            step.tokens += tokens
+            if step.skip_drafts:
+                step.skip_drafts = _drafts_useless(seq, hit, tokens)
+            step.admitted.append((seq, lookup))
+            step.parts.append(Scheduled(seq, hit, tokens, padded - 1 if padded else 0))
+        waiting.extendleft(reversed(set_aside))
+
+    def allocate(self, seq: Sequence, tokens: int, lookup: Lookup | None) -> bool:
+        """Give ``seq`` blocks for its next ``tokens`` tokens and publish what they complete.
+
+        ``lookup`` is given for a request that leaves the waiting queue. Returns False, having
+        changed nothing but what left the window, when the pool cannot serve it.
+        """
+        config, coordinator, pool = self.config, self.coordinator, self.pool
+        before = pool.changes
+        hit = 0 if lookup is None else lookup.hit_tokens
+        start = seq.computed + hit
+        main = start + tokens
+        slots = min(main + config.lookahead_tokens, config.max_model_len)
+        prefill_end = seq.prefill_end if config.retention_interval_tokens == 0 else 0
+        watermark = 0
+        if lookup is not None:
+            watermark = config.watermark_blocks if self.running else 0
+            if config.reserve_full_prompt:
+                whole = min(seq.num_tokens, config.max_model_len)
+                need = self._needed(seq, whole, whole, lookup, start, True, prefill_end)
+                if need + watermark > pool.free_blocks:
+                    return False
+        coordinator.release(seq, max(0, start - seq.in_flight))
+        need = self._needed(seq, slots, main, lookup, start, False, prefill_end)
+        if need + watermark > pool.free_blocks:
+            return False
+        if lookup is not None and any(lookup.blocks):
+            for manager, blocks in zip(coordinator.managers, lookup.blocks, strict=True):
+                manager.add_hits(seq, blocks, hit)
+        for manager in coordinator.managers:
+            manager.allocate(seq, slots, main)
+        if config.prefix_caching:
+            coordinator.publish(seq, min(main, seq.num_tokens))
+        if self.skipping and lookup is None and pool.changes == before:
+            seq.quiet_end = self._quiet_end(seq, start)
+        return True
+
+    def _needed(
+        self,
+        seq: Sequence,
+        slots: int,
+        main: int,
+        lookup: Lookup | None,
+        computed: int,
+        admission: bool,
+        prefill_end: int,
+    ) -> int:
+        need = 0
+        for index, manager in enumerate(self.coordinator.managers):
+            need += manager.needed(
+                seq,
+                slots,
+                main,
+                [] if lookup is None else lookup.blocks[index],
+                computed,
+                admission=admission,
+                prefill_end=prefill_end,
+            )
+        return need
+
+    def _quiet_end(self, seq: Sequence, start: int) -> int:
+        """Until which slot decoding changes no table, given that the step at ``start`` did not.
+
+        Tables change only near a block edge (the state left behind goes one step later, late by
+        what is in flight) or when the window passes one.
+        """
+        if start < seq.prefill_end:
+            return -1
+        end = seq.stop_at + seq.max_tokens
+        for group in self.config.groups:
+            if group.kind is GroupKind.RING:
+                continue
+            block, window = group.block_tokens, group.window_tokens
+            if start % block < 2 + seq.in_flight:
+                return -1
+            end = min(end, (start // block + 1) * block - 1)
+            if group.kind is GroupKind.SLIDING:
+                passed = start - seq.in_flight - window + 1 - group.extra_retained_tokens
+                end = min(end, start - seq.in_flight + (-passed - 1) % block)
+            elif group.kind is GroupKind.CHUNKED:
+                end = min(end, start - seq.in_flight + (seq.in_flight - start - 1) % window)
+        return end
+
+
+def _drafts_useless(seq: Sequence, start: int, tokens: int) -> bool:
+    """Whether drafts proposed after this part are sure never to be verified (0.33, V2 runner)."""
+    if start + tokens < seq.num_tokens:
+        return True
+    sure = seq.outputs + 1 + (1 if seq.placeholders > 0 else 0)
+    return sure >= seq.max_tokens
