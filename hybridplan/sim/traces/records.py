@@ -1,0 +1,247 @@
+"""Lines as records: JSON objects one per line, JSON values across lines, CSV rows, log lines.
+
+Each record comes with the number of its (first) line. A row that cannot be parsed comes as a
+BadRow in its place, so that whoever counts bad rows can go on. Only one record is in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hybridplan.errors import InputError
+from hybridplan.sim.traces.facts import BadRow
+from hybridplan.sim.traces.source import Source
+
+Container = Literal["json-lines", "json-values", "csv", "log"]
+Record = tuple[int, Any]
+
+SAMPLE_RECORDS = 16
+VALUE_LIMIT_CHARS = 1 << 28
+
+_LOG_LINE = re.compile(
+    rb'Received request \S+:|Request \S+ details: prompt|"event":\s*"request\.|'
+    rb"(?:Receive|Finish): obj=\w*ReqInput"
+)
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The first records of a file, as detection sees them.
+
+    ``keys`` are those of the first record that parsed; ``rows`` hold up to 16 records.
+    """
+
+    container: Container
+    rows: tuple[Any, ...]
+    keys: frozenset[str]
+    head: bytes
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first record as a mapping, empty for a log."""
+        return self.rows[0] if self.rows and isinstance(self.rows[0], dict) else {}
+
+
+def sample(source: Source) -> Sample:
+    """Container and first records of a file; InputError if nothing in it parses."""
+    container = container_of(source)
+    rows: list[Any] = []
+    first_bad: str | None = None
+    for line, row in records(source, container):
+        if isinstance(row, BadRow):
+            first_bad = first_bad or f"line {line}: {row}"
+        else:
+            rows.append(row)
+        if len(rows) == SAMPLE_RECORDS or (not rows and line > 10_000):
+            break
+    if not rows:
+        raise InputError(f"{source.path} holds no row that parses; {first_bad or 'only a header'}")
+    keys = frozenset(rows[0]) if isinstance(rows[0], dict) else frozenset()
+    return Sample(container, tuple(rows), keys, source.head)
+
+
+def container_of(source: Source) -> Container:
+    """Which of the four containers a file is, by its first MiB."""
+    if _LOG_LINE.search(source.head):
+        return "log"
+    start = source.head.lstrip()[:1]
+    if start == b"[":
+        return "json-values"
+    if start != b"{":
+        return "csv"
+    lines = source.head.lstrip().split(b"\n", 8)
+    return "json-lines" if any(_is_object(line) for line in lines[:8]) else "json-values"
+
+
+def _is_object(line: bytes) -> bool:
+    line = line.strip()
+    if not line.startswith(b"{"):
+        return False
+    if len(line) >= len(b"{}") and not line.endswith(b"}"):
+        # A first line longer than the head that was read cannot be checked; it is JSONL unless
+        # it is short, as the first line of a pretty-printed object is.
+        return len(line) > 1 << 16
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def records(source: Source, container: Container) -> Iterator[Record]:
+    """Every record of the file: (line, dict), (line, text) for a log, or (line, BadRow)."""
+    if container == "json-lines":
+        return _json_lines(source)
+    if container == "json-values":
+        return _json_values(source)
+    return _csv_rows(source) if container == "csv" else _log_lines(source)
+
+
+def _json_lines(source: Source) -> Iterator[Record]:
+    loads = json.loads
+    for line, raw in source.lines():
+        try:
+            row = loads(raw.decode())
+        except (ValueError, RecursionError) as error:
+            yield line, BadRow(f"it is no JSON ({_json_reason(error)})")
+            continue
+        if type(row) is dict:
+            yield line, row
+        else:
+            yield line, BadRow(f"it is a JSON {type(row).__name__}, not an object")
+
+
+def _json_reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start + 1} is not UTF-8"
+    return "a number is too long" if isinstance(error, ValueError) else "it is nested too deeply"
+
+
+def _json_values(source: Source) -> Iterator[Record]:
+    """Elements of one array, or values one after another, parsed as the bytes arrive."""
+    line = 1
+    at_end = False
+    pieces = _texts(source)
+    buffer = next(pieces, "")
+    position = re.compile(r"\s*\[?").match(buffer).end()  # type: ignore[union-attr]
+    separators = re.compile(r"[\s,]*")
+    while True:
+        found = separators.match(buffer, position)
+        position = found.end() if found else position
+        line += buffer.count("\n", 0, position)
+        buffer = buffer[position:]
+        position = 0
+        if not buffer:
+            piece = next(pieces, None)
+            if piece is None:
+                return
+            buffer = piece
+            continue
+        if buffer[0] == "]":
+            return
+        try:
+            value, position = _DECODER.raw_decode(buffer)
+        except (ValueError, RecursionError) as error:
+            if not at_end and _incomplete(error, buffer):
+                grown = _grow(buffer, pieces)
+                at_end = len(grown) == len(buffer)
+                buffer = grown
+                continue
+            reason = _json_reason(error)
+            raise InputError(
+                f"{source.path}, line {line}: the JSON breaks off ({reason})"
+            ) from error
+        if isinstance(value, dict):
+            yield line, value
+        else:
+            yield line, BadRow(f"the element is a JSON {type(value).__name__}, not an object")
+
+
+def _texts(source: Source) -> Iterator[str]:
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for chunk in source.chunks():
+        try:
+            yield decoder.decode(chunk)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{source.path} is not UTF-8 text: {error.reason}") from error
+
+
+def _incomplete(error: Exception, buffer: str) -> bool:
+    """Whether more text may mend the error: it lies at the buffer's end, or in an open string."""
+    if len(buffer) > VALUE_LIMIT_CHARS or not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated string") or error.pos >= len(buffer) - 16
+
+
+def _grow(buffer: str, pieces: Iterator[str]) -> str:
+    """The buffer with as much again behind it, so that retries cost no more than the text."""
+    parts = [buffer]
+    wanted = len(buffer)
+    for piece in pieces:
+        parts.append(piece)
+        wanted -= len(piece)
+        if wanted <= 0:
+            break
+    return "".join(parts)
+
+
+def _csv_rows(source: Source) -> Iterator[Record]:
+    names: list[str] | None = None
+    delimiter = ","
+    for line, raw in source.lines():
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            yield line, BadRow(_json_reason(error))
+            continue
+        if names is None:
+            delimiter = max(",\t;|", key=text.count)
+            names = _header(source, text, delimiter)
+            continue
+        if '"' in text:
+            try:
+                cells = next(csv.reader([text], delimiter=delimiter, strict=True))
+            except csv.Error as error:
+                yield line, BadRow(f"it is no CSV row ({error})")
+                continue
+        else:
+            cells = text.split(delimiter)
+        if len(cells) != len(names):
+            yield line, BadRow(f"it has {len(cells)} cells where the header has {len(names)}")
+            continue
+        yield line, dict(zip(names, cells, strict=True))
+
+
+def _header(source: Source, text: str, delimiter: str) -> list[str]:
+    try:
+        cells = next(csv.reader([text], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{source.path}: the first line is no CSV header ({error})") from error
+    names = [" ".join(cell.lower().split()) for cell in cells]
+    if any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", name) for name in names):
+        raise InputError(
+            f"{source.path} starts with a number where column names are needed; add a header line "
+            "such as input_length,output_length"
+        )
+    if len(set(names)) != len(names):
+        raise InputError(f"{source.path}: two columns of the header have the same name")
+    if len(names) < 2:
+        raise InputError(
+            f"{source.path} is no trace: its first line is neither JSON, nor a CSV header, "
+            "nor an engine's request log"
+        )
+    return names
+
+
+def _log_lines(source: Source) -> Iterator[Record]:
+    for line, raw in source.lines():
+        yield line, raw.decode(errors="replace")
