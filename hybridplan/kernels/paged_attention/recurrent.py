@@ -1,0 +1,380 @@
+"""Attention of one new token per request over paged caches: GQA, and MLA's latent cache.
+
+A context is cut into splits of consecutive tokens. One program reads a split of one KV head once
+for all query heads that share it and leaves a normalised partial output with the log2 of its
+softmax sum; a second, small kernel weighs the partial outputs. The time is the bytes of the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hybridplan.kernels.common import checks, launch
+
+_LOG2E = 1.4426950408889634
+_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_COMBINED_SPLITS = tl.constexpr(8)
+
+
+@triton.jit
+def _attend(
+    q,
+    keys,
+    values,
+    table,
+    context,
+    out,
+    part,
+    log_sum,
+    scale_log2,
+    key_block,
+    value_block,
+    table_row,
+    blocks,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    BG: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    R: tl.constexpr,
+    RP: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    PAGE: tl.constexpr,
+    BN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LATENT: tl.constexpr,
+    DT: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # keys are D + R wide; with LATENT the values are the first D channels of the keys
+    pid = tl.program_id(0)
+    NG: tl.constexpr = (G + BG - 1) // BG
+    split = pid % SPLITS
+    ig = (pid // SPLITS) % NG
+    h = (pid // (SPLITS * NG)) % HKV
+    b = (pid // (SPLITS * NG * HKV)).to(tl.int64)
+    length = tl.load(context + b)
+    if length <= 0:
+        return
+    og = ig * BG + tl.arange(0, BG)
+    od = tl.arange(0, DP)
+    ov = tl.arange(0, VP)
+    on = tl.arange(0, BN)
+    in_g = og < G
+    in_d = od < D
+    in_v = ov < V
+    heads = b * (HKV * G) + h * G + og
+    rows = heads[:, None] * (D + R)
+    bq = tl.load(q + rows + od[None, :], mask=in_g[:, None] & in_d[None, :], other=0.0).to(DT)
+    extra = tl.arange(0, RP)
+    in_r = extra < R
+    if R > 0:
+        at_q = q + rows + D + extra[None, :]
+        bq_extra = tl.load(at_q, mask=in_g[:, None] & in_r[None, :], other=0.0).to(DT)
+    peak = tl.full([BG], -1e30, tl.float32)
+    total = tl.zeros([BG], tl.float32)
+    acc = tl.zeros([BG, VP], tl.float32)
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BN) * BN
+    low = split * share
+    high = tl.minimum(low + share, length)
+    for s in tl.range(low, high, BN, num_stages=STAGES):
+        t = s + on
+        seen = t < high
+        block = tl.load(table + b * table_row + t // PAGE, mask=seen, other=0)
+        # an id outside the cache reads nothing; eagerly the host has refused it
+        seen = seen & (block >= 0) & (block < blocks)
+        block = block.to(tl.int64)
+        at = keys + block * key_block + (t % PAGE) * (HKV * (D + R)) + h * (D + R)
+        bk = tl.load(at[:, None] + od[None, :], mask=seen[:, None] & in_d[None, :], other=0.0)
+        score = tl.dot(bq, tl.trans(bk.to(DT)), input_precision="tf32x3")
+        if R > 0:
+            at_extra = at[:, None] + D + extra[None, :]
+            bk_extra = tl.load(at_extra, mask=seen[:, None] & in_r[None, :], other=0.0).to(DT)
+            score = tl.dot(bq_extra, tl.trans(bk_extra), score, input_precision="tf32x3")
+        score = tl.where(seen[None, :], score * scale_log2, -1e30)
+        new_peak = tl.maximum(peak, tl.max(score, 1))
+        p = tl.exp2(score - new_peak[:, None])
+        p = tl.where(seen[None, :], p, 0.0)
+        rescale = tl.exp2(peak - new_peak)
+        total = total * rescale + tl.sum(p, 1)
+        if LATENT:
+            bv = bk
+        else:
+            at_v = values + block * value_block + (t % PAGE) * (HKV * V) + h * V
+            bv = tl.load(at_v[:, None] + ov[None, :], mask=seen[:, None] & in_v[None, :], other=0.0)
+        acc = acc * rescale[:, None]
+        acc = tl.dot(p.to(DT), bv.to(DT), acc, input_precision="tf32x3")
+        peak = new_peak
+    acc = acc / tl.maximum(total, 1e-30)[:, None]
+    if SPLITS == 1:
+        at_o = out + heads[:, None] * V + ov[None, :]
+        tl.store(at_o, acc.to(out.dtype.element_ty), mask=in_g[:, None] & in_v[None, :])
+    else:
+        row = heads * SPLITS + split
+        used = tl.where(low < high, G, 0)
+        wanted = (og < used)[:, None] & in_v[None, :]
+        tl.store(part + row[:, None] * V + ov[None, :], acc, mask=wanted)
+        tl.store(log_sum + row, peak + tl.log2(tl.maximum(total, 1e-30)), mask=og < used)
+
+
+@triton.jit
+def _combine(
+    part,
+    log_sum,
+    context,
+    out,
+    HQ: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    BN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SP: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    length = tl.load(context + head // HQ)
+    if length <= 0:
+        return
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BN) * BN
+    used = tl.cdiv(length, share)
+    all_splits = tl.arange(0, SP)
+    sums = tl.load(log_sum + head * SPLITS + all_splits, mask=all_splits < used, other=-1e30)
+    peak = tl.max(sums, 0)
+    total = tl.sum(tl.where(all_splits < used, tl.exp2(sums - peak), 0.0), 0)
+    ov = tl.arange(0, VP)
+    few = tl.arange(0, _COMBINED_SPLITS)
+    acc = tl.zeros([VP], tl.float32)
+    for s in range(0, used, _COMBINED_SPLITS):
+        known = s + few < used
+        row = head * SPLITS + s + few
+        weight = tl.load(log_sum + row, mask=known, other=-1e30)
+        weight = tl.where(known, tl.exp2(weight - peak) / total, 0.0)
+        at = part + row[:, None] * V + ov[None, :]
+        x = tl.load(at, mask=known[:, None] & (ov < V)[None, :], other=0.0)
+        acc += tl.sum(x * weight[:, None], 0)
+    tl.store(out + head * V + ov, acc.to(out.dtype.element_ty), mask=ov < V)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Tiling of the split kernel: tokens per step, splits of a context, warps, pipeline stages."""
+
+    tokens: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def choose_tile(groups: int, max_context_tokens: int, latent: bool, device: torch.device) -> Tile:
+    """Splits that fill the device about four times over, each of at least eight steps.
+
+    groups: programs without splitting (requests x KV heads x blocks of query heads).
+    """
+    tokens = 32
+    processors = 4 if launch.INTERPRETED else launch.sm_count(device.index or 0)
+    programs = (2 if latent else 8) * processors
+    most = max(1, max_context_tokens // (8 * tokens))
+    splits = min(most, max(1, programs // max(groups, 1)), 128)
+    return Tile(tokens, splits, 8 if latent else 4, 2 if latent else 3)
+
+
+def decode_gqa(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_tokens: Tensor,
+    *,
+    scale: float | None = None,
+    check_ids: bool = True,
+    tile: Tile | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Grouped-query attention of one token per request over its pages.
+
+    q: [B, HQ, D]; key_cache: [blocks, page_tokens, HKV, D]; value_cache: [blocks, page_tokens, HKV,
+    V]; one dtype, bf16, fp16 or fp32; blocks may be strided, HKV divides HQ, D and V up to 256.
+    block_table: int32 [B, max blocks]; entries past a context are never read.
+    context_tokens: int32 [B], tokens of each request including the new one; 0 or less is padding,
+    whose output row is left as it is. The launch depends only on shapes, so a CUDA graph holds for
+    any context up to max blocks x page_tokens.
+    scale defaults to D ** -0.5. check_ids=False skips reading the table and the contexts on the
+    host, which waits for the device when they have changed.
+    Returns [B, HQ, V] in q's dtype. Raises KernelInputError before anything is launched.
+    """
+    device = q.device
+    checks.check_tensor("key_cache", key_cache, (-1, -1, -1, -1), _INPUTS, device, dense_dims=3)
+    blocks, page, HKV, D = key_cache.shape
+    V = value_cache.shape[-1]
+    wanted = (blocks, page, HKV, V)
+    checks.check_tensor("value_cache", value_cache, wanted, (q.dtype,), device, dense_dims=3)
+    checks.check_tensor("q", q, (-1, -1, D), (key_cache.dtype,), device)
+    checks.require(q.shape[1] % HKV == 0, f"{q.shape[1]} q heads are not a multiple of {HKV}")
+    checks.require(D <= 256 and V <= 256, f"head widths are {D} and {V}, needed at most 256")
+    return _decode(
+        q,
+        key_cache,
+        value_cache,
+        block_table,
+        context_tokens,
+        (HKV, D, 0, V),
+        D**-0.5 if scale is None else scale,
+        check_ids,
+        tile,
+        out,
+    )
+
+
+def decode_mla(
+    q: Tensor,
+    latent_cache: Tensor,
+    block_table: Tensor,
+    context_tokens: Tensor,
+    *,
+    latent_width: int,
+    scale: float,
+    check_ids: bool = True,
+    tile: Tile | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """MLA of one token per request over latent pages, with the key up-projection absorbed into q.
+
+    q: [B, HQ, latent + rope]; latent_cache: [blocks, page_tokens, latent + rope], bf16, fp16 or
+    fp32, blocks may be strided; latent_width up to 512. scale has no default: it is that of the
+    width before absorption. Other arguments as decode_gqa.
+    Returns [B, HQ, latent_width] in q's dtype. Raises KernelInputError before anything is launched.
+    """
+    device = q.device
+    checks.check_tensor("latent_cache", latent_cache, (-1, -1, -1), _INPUTS, device, dense_dims=2)
+    width = latent_cache.shape[2]
+    checks.check_tensor("q", q, (-1, -1, width), (latent_cache.dtype,), device)
+    checks.require(
+        0 < latent_width <= min(width, 512),
+        f"latent_width is {latent_width}, needed 1 to 512 within rows of {width}",
+    )
+    return _decode(
+        q,
+        latent_cache,
+        latent_cache,
+        block_table,
+        context_tokens,
+        (1, latent_width, width - latent_width, latent_width),
+        scale,
+        check_ids,
+        tile,
+        out,
+    )
+
+
+def _decode(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    context_tokens: Tensor,
+    widths: tuple[int, int, int, int],
+    scale: float,
+    check_ids: bool,
+    tile: Tile | None,
+    out: Tensor | None,
+) -> Tensor:
+    device = q.device
+    launch.require_device(device)
+    HKV, D, R, V = widths
+    latent = keys is values
+    B, HQ, _ = q.shape
+    blocks, page = keys.shape[:2]
+    checks.check_tensor("block_table", block_table, (B, -1), (torch.int32,), device, dense_dims=1)
+    checks.check_tensor("context_tokens", context_tokens, (B,), (torch.int32,), device)
+    if check_ids and not checks.is_capturing(device):
+        _check_table(block_table, context_tokens, blocks, page)
+    if out is None:
+        out = torch.empty((B, HQ, V), dtype=q.dtype, device=device)
+    else:
+        checks.check_tensor("out", out, (B, HQ, V), (q.dtype,), device)
+    G = HQ // HKV
+    BG = min(max(16, launch.next_power_of_2(G)), 64)
+    groups = B * HKV * triton.cdiv(G, BG)
+    if tile is None:
+        tile = choose_tile(groups, block_table.shape[1] * page, latent, device)
+    part = log_sum = None
+    if tile.splits > 1:
+        part = torch.empty((B * HQ * tile.splits, V), dtype=torch.float32, device=device)
+        log_sum = torch.empty((B * HQ * tile.splits,), dtype=torch.float32, device=device)
+    VP = max(16, launch.next_power_of_2(V))
+    _attend[(groups * tile.splits,)](
+        q,
+        keys,
+        values,
+        block_table,
+        context_tokens,
+        out,
+        part,
+        log_sum,
+        scale * _LOG2E,
+        keys.stride(0),
+        values.stride(0),
+        block_table.stride(0),
+        blocks,
+        HKV,
+        G,
+        BG,
+        D,
+        max(16, launch.next_power_of_2(D)),
+        R,
+        max(16, launch.next_power_of_2(max(R, 1))),
+        V,
+        VP,
+        page,
+        tile.tokens,
+        tile.splits,
+        latent,
+        _operand_dtype(q.dtype),
+        tile.stages,
+        num_warps=tile.warps,
+    )
+    if tile.splits > 1:
+        _combine[(B * HQ,)](
+            part,
+            log_sum,
+            context_tokens,
+            out,
+            HQ,
+            V,
+            VP,
+            tile.tokens,
+            tile.splits,
+            launch.next_power_of_2(tile.splits),
+            num_warps=4,
+        )
+    return out
+
+
+def _check_table(block_table: Tensor, context_tokens: Tensor, blocks: int, page: int) -> None:
+    """Refuse a context longer than its table row, and any block in use outside the cache."""
+    columns = block_table.shape[1]
+    ids = checks.host_values("block_table", block_table)
+    for b, tokens in enumerate(checks.host_values("context_tokens", context_tokens)):
+        used = -(-max(tokens, 0) // page)
+        checks.require(
+            used <= columns,
+            f"request {b} has {tokens} tokens, its block table holds {columns * page}",
+        )
+        row = ids[b * columns : b * columns + used]
+        wrong = next((i for i in row if not 0 <= i < blocks), None)
+        if wrong is not None:
+            raise checks.KernelInputError(
+                f"block_table of request {b} holds block {wrong}, the cache has {blocks} blocks"
+            )
+
+
+def _operand_dtype(dtype: torch.dtype) -> Any:
+    if launch.INTERPRETED:
+        return tl.float32
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(dtype, tl.float32)

@@ -1,0 +1,95 @@
+"""The three gates of the scalar-decay family, as arguments and as device arithmetic."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hybridplan.kernels.common.checks import check_tensor
+from hybridplan.kernels.common.gates import softplus
+
+LOG2E = tl.constexpr(1.4426950408889634)
+_GATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class GateKind(enum.IntEnum):
+    """What a kernel reads per token and head: nothing, a log decay, or Mamba-2's raw step."""
+
+    PER_HEAD = 0
+    PER_TOKEN = 1
+    MAMBA = 2
+
+
+@dataclass(frozen=True, eq=False)
+class HeadDecay:
+    """One constant natural-log decay per v-head, fp32 [HV] (lightning attention, RetNet)."""
+
+    log_decay: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDecay:
+    """A natural-log decay per token and v-head, [..., HV], finite and not positive (GLA)."""
+
+    log_decay: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MambaStep:
+    """Mamba-2's step: raw ``dt`` [..., HV], ``a_log`` and ``dt_bias`` fp32 [HV].
+
+    The step is dt + dt_bias, through softplus unless told otherwise. The decay of a token is
+    -exp(a_log) * step, and its input v is multiplied by the step.
+    """
+
+    dt: Tensor
+    a_log: Tensor
+    dt_bias: Tensor | None = None
+    softplus: bool = True
+
+
+Gate = HeadDecay | TokenDecay | MambaStep
+
+
+@dataclass(frozen=True)
+class GateArguments:
+    """A gate as kernel arguments; absent tensors are None."""
+
+    kind: GateKind
+    values: Tensor
+    a_log: Tensor | None
+    dt_bias: Tensor | None
+    softplus: bool
+
+
+def gate_arguments(
+    gate: Gate, leading: tuple[int, ...], heads: int, device: torch.device
+) -> GateArguments:
+    """Check a gate against the batch's leading dimensions and number of v-heads."""
+    if isinstance(gate, HeadDecay):
+        check_tensor("log_decay", gate.log_decay, (heads,), (torch.float32,), device)
+        return GateArguments(GateKind.PER_HEAD, gate.log_decay, None, None, False)
+    if isinstance(gate, TokenDecay):
+        check_tensor("log_decay", gate.log_decay, (*leading, heads), _GATE_DTYPES, device)
+        return GateArguments(GateKind.PER_TOKEN, gate.log_decay, None, None, False)
+    check_tensor("dt", gate.dt, (*leading, heads), _GATE_DTYPES, device)
+    check_tensor("a_log", gate.a_log, (heads,), (torch.float32,), device)
+    if gate.dt_bias is not None:
+        check_tensor("dt_bias", gate.dt_bias, (heads,), (torch.float32,), device)
+    return GateArguments(GateKind.MAMBA, gate.dt, gate.a_log, gate.dt_bias, gate.softplus)
+
+
+@triton.jit
+def mamba_step(dt, dt_bias, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr):
+    """Step of Mamba-2 from its raw value, fp32; ``dt_bias`` is read only if HAS_BIAS."""
+    step = dt.to(tl.float32)
+    if HAS_BIAS:
+        step += dt_bias
+    if SOFTPLUS:
+        step = softplus(step)
+    return step
