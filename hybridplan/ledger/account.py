@@ -8,7 +8,14 @@ from fractions import Fraction
 
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
-from hybridplan.ledger.caches import LayerCaches, State, TokenCache, model_caches
+from hybridplan.ledger.caches import (
+    LayerCaches,
+    State,
+    TokenCache,
+    model_caches,
+    number,
+    token_rate,
+)
 from hybridplan.ledger.checkpoints import DEFAULT_EVERY_TOKENS, checkpoints
 from hybridplan.ledger.crossover import (
     attention_layers,
@@ -18,6 +25,7 @@ from hybridplan.ledger.crossover import (
     request_bytes,
 )
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.explain import figures
 from hybridplan.ledger.pattern import layer_pattern, layer_sign
 from hybridplan.ledger.result import (
     SCHEMA_VERSION,
@@ -57,7 +65,7 @@ def ledger(
         raise InputError(f"a context of {min(lengths)} tokens is not possible; 1 is the least")
     caches = model_caches(spec, deployment)
     spacings = tuple(dict.fromkeys((*DEFAULT_EVERY_TOKENS, *checkpoint_every)))
-    return Ledger(
+    account = Ledger(
         SCHEMA_VERSION,
         _model(spec),
         _resolved(caches, deployment),
@@ -83,7 +91,10 @@ def ledger(
             )
             for c, x in zip(caches, spec.layers, strict=True)
         ),
+        (),
     )
+    chains = figures(spec, account, deployment)
+    return replace(account, figures=tuple(chains.values()))
 
 
 def default_contexts(max_tokens: int) -> tuple[int, ...]:
@@ -94,22 +105,6 @@ def default_contexts(max_tokens: int) -> tuple[int, ...]:
         lengths.append(tokens)
         tokens *= 4
     return (*lengths, max_tokens)
-
-
-def token_rate(layers: Sequence[LayerCaches], *, windowed: bool) -> float:
-    """Bytes a token adds on one rank in the caches with (or without) a window."""
-    rate = Fraction(0)
-    for layer in layers:
-        for cache in layer.tokens:
-            if (cache.window_tokens is not None) == windowed:
-                share = cache.tokens_per_entry * cache.context_ranks
-                rate += Fraction(cache.bytes_per_entry, share)
-    return number(rate)
-
-
-def number(value: Fraction) -> float:
-    """An int where the fraction is one."""
-    return value.numerator if value.denominator == 1 else float(value)
 
 
 def token_lines(layers: Sequence[LayerCaches], tp: int) -> tuple[TokenCacheLine, ...]:
@@ -256,11 +251,11 @@ def _stages(
 
 
 def _replicated(layers: Sequence[LayerCaches], deployment: Deployment) -> tuple[str, ...]:
-    """Sentences on what tensor parallel ranks hold more than once."""
+    """What tensor parallel ranks hold more than once, and how often."""
     repeated: list[tuple[str, int]] = [(c.name, c.copies) for x in layers for c in x.tokens]
     repeated += [(s.name, s.copies) for x in layers for s in x.states]
     return tuple(
-        f"{name} of {repeated.count((name, copies))} layers is held {copies} times over "
+        f"{name} of {repeated.count((name, copies))} layers, {copies} times over "
         f"{deployment.tp} ranks"
         for name, copies in dict.fromkeys(repeated)
         if copies > 1

@@ -7,7 +7,9 @@ belong to the plan, not here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -123,6 +125,22 @@ class LayerCaches:
     def state_bytes(self) -> int:
         """Bytes of everything that does not grow."""
         return sum(state.bytes for state in self.states)
+
+
+def number(value: Fraction) -> float:
+    """An int where the fraction is one."""
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def token_rate(layers: Sequence[LayerCaches], *, windowed: bool | None = None) -> float:
+    """Bytes a token adds on one rank: in all caches, or in those with (without) a window."""
+    rate = Fraction(0)
+    for layer in layers:
+        for cache in layer.tokens:
+            if windowed is None or (cache.window_tokens is not None) == windowed:
+                share = cache.tokens_per_entry * cache.context_ranks
+                rate += Fraction(cache.bytes_per_entry, share)
+    return number(rate)
 
 
 def model_caches(spec: ModelSpec, deployment: Deployment) -> tuple[LayerCaches, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hybridplan.config.spec import ModelSpec, Recurrent, Window
 from hybridplan.errors import InputError
-from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.deployment import VLLM_VERSIONS, Deployment
 from hybridplan.ledger.dtypes import canonical
 from hybridplan.ledger.kv_formats import GGML, PACKED, kv_format
 
@@ -111,8 +111,13 @@ def growth_step_tokens(deployment: Deployment) -> int:
 
 
 def check_parallel(deployment: Deployment) -> None:
-    """Raises InputError for cuts that the engine does not make."""
+    """Raises InputError for cuts that the engine does not make, or a version nobody taught us."""
     engine, tp, dcp = deployment.engine, deployment.tp, deployment.dcp
+    if engine == "vllm" and deployment.version and not deployment.version.startswith(VLLM_VERSIONS):
+        raise InputError(
+            f"the rules of vLLM {deployment.version} are not known; known are those of "
+            f"{' and '.join(VLLM_VERSIONS)}"
+        )
     if engine in ("llama.cpp", "mlx") and tp > 1:
         raise InputError(
             f"{engine} does not cut heads over ranks (tp is {tp}); it spreads layers, so use "

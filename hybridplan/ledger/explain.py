@@ -8,7 +8,7 @@ The one exception says "bisected" in its source: windows and pooled entries leav
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hybridplan.config.spec import Attention, CompressedAttention, LatentAttention, Mixer, ModelSpec
 from hybridplan.errors import InputError
@@ -136,13 +136,15 @@ def figures(spec: ModelSpec, ledger: Ledger, deployment: Deployment) -> dict[str
     return chain.figures
 
 
-def select(known: Mapping[str, Figure], wanted: str) -> tuple[Figure, ...]:
+def select(known: Sequence[Figure], wanted: str) -> tuple[Figure, ...]:
     """The wanted figure ("all": every one). Raises InputError with the names there are."""
     if wanted == "all":
-        return tuple(known.values())
-    if wanted not in known:
-        raise InputError(f"no figure is called {wanted!r}; there are {', '.join(known)}")
-    return (known[wanted],)
+        return tuple(known)
+    found = tuple(figure for figure in known if figure.name == wanted)
+    if not found:
+        names = ", ".join(figure.name for figure in known)
+        raise InputError(f"no figure is called {wanted!r}; there are {names}, and all")
+    return found
 
 
 def _chosen(flag: str | None, name: str, engine: str) -> str:

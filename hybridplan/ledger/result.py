@@ -12,6 +12,7 @@ from hybridplan.ledger.caches import State, TokenCache
 from hybridplan.ledger.checkpoints import Checkpoints
 from hybridplan.ledger.crossover import Crossover
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.figure import Figure
 from hybridplan.ledger.speculation import Speculation
 from hybridplan.ledger.transfer import Transfer
 
@@ -133,7 +134,10 @@ class LayerLine:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All that ``hybridplan ledger`` says. ``deployment`` has its dtypes resolved."""
+    """All that ``hybridplan ledger`` says. ``deployment`` has its dtypes resolved.
+
+    ``figures`` are the chains behind the numbers, inputs before what is computed from them.
+    """
 
     schema_version: int
     model: Model
@@ -150,3 +154,12 @@ class Ledger:
     stages: tuple[Stage, ...]
     replicated: tuple[str, ...]
     layers: tuple[LayerLine, ...]
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Several models under the same choices, in the order asked for."""
+
+    schema_version: int
+    ledgers: tuple[Ledger, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from hybridplan.config.spec import KimiDelta, Mamba2, Mixer, ModelSpec
 from hybridplan.ledger import conventions
-from hybridplan.ledger.caches import LayerCaches, draft_caches, model_caches
+from hybridplan.ledger.caches import LayerCaches, draft_caches, model_caches, token_rate
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import element_bytes
 from hybridplan.ledger.sglang.replay import verify_ring_bytes
@@ -64,10 +64,14 @@ def speculation(spec: ModelSpec, deployment: Deployment) -> Speculation:
         widened,
         widened - plain,
         len(mtp),
-        sum(c.bytes_per_entry / c.tokens_per_entry for layer in mtp for c in layer.tokens),
+        token_rate(mtp),
         _schemes(spec, with_drafts, layers) if widened else (),
         _notes(deployment) if widened else (),
     )
+
+
+def _states_word(number: int) -> str:
+    return "1 state" if number == 1 else f"{number} states"
 
 
 def _states(layers: Sequence[LayerCaches]) -> int:
@@ -81,20 +85,22 @@ def _schemes(
     if deployment.engine == "vllm":
         schemes = [
             Scheme(
-                "snapshots, prefix caching off", n * state, f"{n} states beside the running one"
+                "snapshots, prefix caching off",
+                n * state,
+                f"{_states_word(n)} beside the running one",
             ),
             Scheme(
                 "snapshots, align mode",
                 (1 + n) * state,
-                f"{n} states and the previous checkpoint beside the running one; layers whose "
-                "kernel exports checkpoints in prefill add one more",
+                f"{_states_word(n)} and the previous checkpoint beside the running one; layers "
+                "whose kernel exports checkpoints in prefill add one more",
             ),
         ]
         return (*schemes, *_vllm_replay(spec, deployment))
     if deployment.engine == "sglang":
         return (_sglang_snapshots(layers, n), *_sglang_replay(spec, deployment))
     if deployment.engine == "llama.cpp":
-        return (Scheme("rollback states", n * state, f"{n} further states of the sequence"),)
+        return (Scheme("rollback states", n * state, f"{_states_word(n)} more a sequence"),)
     return ()
 
 

@@ -1,0 +1,29 @@
+"""``hybridplan schema``: JSON schemas of what --json prints."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from hybridplan.cli.common import print_json
+from hybridplan.errors import InputError
+
+_RESULTS = {"ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison"))}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("schema", help="JSON schema of a command's --json output.")(_schema)
+
+
+def _schema(
+    command: Annotated[str, typer.Argument(help=f"One of: {', '.join(_RESULTS)}.")],
+) -> None:
+    if command not in _RESULTS:
+        raise InputError(f"{command!r} has no JSON schema; there is one for {', '.join(_RESULTS)}")
+    from hybridplan.report.schema import json_schema
+
+    module, names = _RESULTS[command]
+    print_json(json_schema([getattr(import_module(module), name) for name in names]))

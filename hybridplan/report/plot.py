@@ -1,0 +1,87 @@
+"""Figures, drawn with matplotlib, which is loaded only when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridplan.errors import InputError, MissingExtraError
+from hybridplan.ledger.result import Ledger
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+_MIB = 1 << 20
+
+
+def memory_against_context(ledgers: Sequence[Ledger], path: Path) -> None:
+    """Draw a request's MiB against its tokens, hybrid and twin, with the crossovers marked.
+
+    The file's suffix decides its format; the same ledgers give the same bytes. Raises InputError
+    for a suffix that is none of FORMATS or a path that cannot be written, MissingExtraError
+    without matplotlib.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--plot {path}: the folder {path.parent} does not exist")
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError(
+            '--plot needs matplotlib; install it with: pip install "hybridplan[report]"'
+        ) from None
+    with mpl.rc_context({"svg.hashsalt": "hybridplan", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.subplots()
+        for index, ledger in enumerate(ledgers):
+            _lines(axes, ledger, f"C{index}")
+        _frame(axes, ledgers)
+        try:
+            figure.savefig(path, dpi=150, metadata=_undated(path))
+        except OSError as error:
+            raise InputError(f"--plot {path}: cannot be written ({error.strerror})") from None
+
+
+def _undated(path: Path) -> dict[str, Any] | None:
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    return undated.get(path.suffix.lower())
+
+
+def _lines(axes: Axes, ledger: Ledger, colour: str) -> None:
+    lengths = [line.tokens for line in ledger.contexts]
+    name = ledger.model.name
+    hybrid = [line.hybrid_bytes / _MIB for line in ledger.contexts]
+    axes.plot(lengths, hybrid, color=colour, label=name, marker=".")
+    twins = [line.twin_bytes for line in ledger.contexts]
+    if any(twin is None for twin in twins) or not ledger.model.recurrent_layers:
+        return
+    twin = [(value or 0) / _MIB for value in twins]
+    axes.plot(lengths, twin, color=colour, linestyle="--", label=f"{name}, all attention")
+    tokens = ledger.crossover.tokens
+    if tokens:
+        axes.axvline(tokens, color=colour, linewidth=0.8, linestyle=":")
+        axes.annotate(
+            f"{tokens:,}",
+            (tokens, 0.02),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            color=colour,
+        )
+
+
+def _frame(axes: Axes, ledgers: Sequence[Ledger]) -> None:
+    deployment = ledgers[0].deployment
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("context, tokens")
+    axes.set_ylabel("one request on one rank, MiB")
+    axes.set_title(f"{deployment.engine}, tp {deployment.tp}: dotted lines mark the crossover")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.grid(True, alpha=0.3)
+    axes.legend(fontsize="small")
