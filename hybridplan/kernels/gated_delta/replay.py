@@ -120,7 +120,7 @@ def _replay(
     head = tl.load(ring_head + slot)
     pending = tl.load(ring_pending + slot)
     base = slot * rows
-    for i in range(0, pending):
+    for i in range(pending):
         row = base + (head + i) % rows
         bk = tl.load(ring_k + (row * H + h) * K + ok, mask=mk, other=0.0).to(tl.float32)
         u = tl.load(ring_u + (row * HV + hv) * V + ov).to(tl.float32)

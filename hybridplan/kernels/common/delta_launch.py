@@ -1,0 +1,180 @@
+"""Host side of the chunked delta rule, shared by the scalar and the per-channel operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybridplan.kernels.common.checks import check_slots, host_values, is_capturing, require
+from hybridplan.kernels.common.delta_inputs import Sizes
+from hybridplan.kernels.common.delta_plan import (
+    CHUNK_TOKENS,
+    Export,
+    Plan,
+    aligned,
+    check_exports,
+    plan,
+)
+from hybridplan.kernels.common.delta_scan import _local, _scan
+from hybridplan.kernels.common.launch import (
+    INTERPRETED,
+    descriptor,
+    has_tma,
+    next_power_of_2,
+    sm_count,
+)
+from hybridplan.kernels.common.varlen import sequence_lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A checked prefill batch: its plan and where each sequence's state is read and written."""
+
+    plan: Plan
+    slots: torch.Tensor
+    read_slots: torch.Tensor
+    state_rows: int
+    split: bool
+
+
+def state_rows(V: int, K: int) -> int:
+    """State rows [BV, K] that one scan program keeps in registers."""
+    most = 64 if K <= 128 else 32
+    return next(r for r in (most, 48, 32, 16) if V % r == 0 and r == next_power_of_2(r))
+
+
+def batch(
+    z: Sizes,
+    device: torch.device,
+    cu_seqlens: torch.Tensor | Sequence[int] | None,
+    slots: torch.Tensor,
+    read_slots: torch.Tensor | None,
+    exports: Sequence[Export],
+    segment_chunks: int | None,
+    trust_ids: bool,
+) -> Batch:
+    """Check a batch and make, or find, its tables."""
+    lengths = (z.tokens,) if cu_seqlens is None else sequence_lengths(cu_seqlens, z.tokens)
+    wanted = tuple(exports)
+    if not trust_ids:
+        check_slots("slots", slots, (len(lengths),), z.slots, device, unique=True)
+        if read_slots is not None:
+            check_slots("read_slots", read_slots, (len(lengths),), z.slots, device, unique=False)
+        if not is_capturing(device):
+            _check_writes(slots, read_slots, wanted, lengths, z.slots)
+    rows = state_rows(z.V, z.K)
+    can_split = aligned(wanted, lengths) and z.K == z.V and z.K == next_power_of_2(z.K)
+    if segment_chunks is None:
+        segment_chunks = auto_segment_chunks(lengths, z.HV, z.V // rows, device) * can_split
+    require(
+        can_split or not segment_chunks,
+        "segments need K = V, a power of two, and exports on chunk boundaries",
+    )
+    p = plan(lengths, wanted, segment_chunks, device)
+    return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
+
+
+def _check_writes(
+    slots: torch.Tensor,
+    read_slots: torch.Tensor | None,
+    exports: tuple[Export, ...],
+    lengths: tuple[int, ...],
+    pool_slots: int,
+) -> None:
+    final = host_values("slots", slots)
+    check_exports(exports, lengths, pool_slots, final)
+    read = final if read_slots is None else host_values("read_slots", read_slots)
+    reader = {slot: n for n, slot in enumerate(read) if slot >= 0}
+    written = [(slot, n) for n, slot in enumerate(final)] + [(s, -1) for _, _, s in exports]
+    for slot, n in written:
+        other = reader.get(slot, n)
+        require(
+            other == n and read.count(slot) <= 1 or slot < 0 or slot not in reader,
+            f"slot {slot} is written while sequence {other} starts from it",
+        )
+
+
+def auto_segment_chunks(
+    lengths: tuple[int, ...], value_heads: int, tiles: int, device: torch.device
+) -> int:
+    """Chunks per segment, 0 for no split: split while the programs would leave the card idle."""
+    if device.type != "cuda":
+        return 0
+    chunks = max(lengths) // CHUNK_TOKENS
+    programs = len(lengths) * value_heads * tiles
+    slots = 2 * sm_count(device.index or 0)
+    if len(lengths) > 1 or chunks < 32 or programs * 4 > slots:
+        return 0
+    segments = slots // programs
+    return max(16, 1 << (max(chunks // segments - 1, 0)).bit_length())
+
+
+def tile_dtype(inputs: torch.dtype) -> torch.dtype:
+    """Dtype of the prepared tiles: bf16, or fp32 to test the algebra under the interpreter."""
+    return torch.float32 if INTERPRETED and inputs is torch.float32 else torch.bfloat16
+
+
+def tma_usable(z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether tensor descriptors can address these inputs."""
+    if not has_tma(q.device) or z.K not in (64, 128):
+        return False
+    return all(
+        t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in (q, k, v)
+    )
+
+
+def scan(
+    z: Sizes,
+    b: Batch,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_out_tiles: torch.Tensor,
+    v: torch.Tensor,
+    A: torch.Tensor,
+    P: torch.Tensor,
+    per_token: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    decay: torch.Tensor,
+    out: torch.Tensor,
+    pool: torch.Tensor,
+    per_channel: bool,
+    tma: bool,
+    stages: int,
+    num_warps: int,
+) -> None:
+    """Launch the scan, after the local pass if the batch is split into segments."""
+    p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
+    BK = next_power_of_2(z.K)
+    tiles: list[Any] = [None] * 6
+    if tma:
+        tiles = [
+            descriptor(q.flatten(1), (C, BK)),
+            descriptor(k.flatten(1), (C, BK)),
+            descriptor(k_out_tiles, (C, BK)) if per_channel else None,
+            descriptor(v.flatten(1), (C, BV)),
+            descriptor(A, (C, C)),
+            descriptor(P, (C, C)),
+        ]
+    shared = (
+        q, k, k_out_tiles, v, A, P, *per_token, decay, out, *tiles,
+        q.stride(0), k.stride(0), v.stride(0), pool, pool.stride(0), z.slots, b.read_slots,
+    )  # fmt: skip
+    sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)
+    added = moved = live = None
+    width = z.HV * (z.V // BV)
+    if b.split:
+        states = torch.empty(
+            (2, p.segment_count, z.HV, z.V * BK), dtype=torch.float32, device=q.device
+        )
+        added, moved = states[0], states[1]
+        live = torch.empty((p.segment_count, z.HV), dtype=torch.int32, device=q.device)
+        _local[(p.inner_count * 2 * width,)](
+            *shared, p.runs, p.segments, p.inner, added, moved, live, *sizes,
+            next_power_of_2(p.longest_segment_chunks), tma, 2, num_warps=num_warps,
+        )  # fmt: skip
+    _scan[(p.segment_count * width,)](
+        *shared, b.slots, p.runs, p.segments, added, moved, live, *sizes,
+        b.split, next_power_of_2(p.most_segments), tma, stages, num_warps=num_warps,
+    )  # fmt: skip

@@ -1,0 +1,478 @@
+"""The serial part of the chunked delta rule: walk the chunks of a segment with the state on chip.
+
+The state is kept transposed, [BV, K], so that the left operand of every product on the chain is in
+registers. With the tiles A, P of the prepare kernels (A: inverse of the chunk's triangular system
+times beta; P: gated Q K^T), all gates folded in:
+
+    W = V^T - S K_in^T;  U = W A^T;  O = S Q_in^T + U P^T;  S <- S decay + U K_out
+
+Scalar decay reads raw q, k and folds gates and norms in as numbers per token (``k_in``, ``q_in``,
+``k_out``); per-channel decay reads three tensors already scaled, one zero-padded tile a chunk.
+
+A long sequence may be cut into segments that run side by side. ``_local`` walks each segment that
+another follows, once from nothing (the state it adds) and once from the identity (the matrix it
+multiplies the earlier state by); ``_scan`` then chains those to its own initial state. Work whose
+share of the result is below 2^-32 of the earlier state's norm is left out.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hybridplan.kernels.common.launch import DOT_DTYPE
+
+NEGLIGIBLE_LOG2 = tl.constexpr(-32.0)
+
+
+@triton.jit
+def _step(S, bk, bkn, bq, bv, bA, bP, ck, cq, cn, e, PER_CHANNEL: tl.constexpr, OUT: tl.constexpr):
+    """One chunk: bv [BV, C] fp32 -> new S, O [BV, C] (O is bv where OUT is off)."""
+    Sb = S.to(DOT_DTYPE)
+    U = tl.dot(Sb, tl.trans(bk))
+    if PER_CHANNEL:
+        W = bv - U
+    else:
+        W = bv - U * ck[None, :]
+    Vd = tl.dot(W.to(DOT_DTYPE), tl.trans(bA))
+    O = bv
+    if OUT:
+        O = tl.dot(Sb, tl.trans(bq))
+        if not PER_CHANNEL:
+            O = O * cq[None, :]
+        O = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), O)
+    if PER_CHANNEL:
+        S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e[None, :])
+    else:
+        S = tl.dot((Vd * cn[None, :]).to(DOT_DTYPE), bkn, S * e)
+    return S, O
+
+
+@triton.jit
+def _walk(
+    S,
+    q,
+    k,
+    kn,
+    v,
+    A,
+    P,
+    k_in,
+    q_in,
+    k_out,
+    decay,
+    o,
+    q_tiles,
+    k_tiles,
+    kn_tiles,
+    v_tiles,
+    A_tiles,
+    P_tiles,
+    q_stride,
+    k_stride,
+    v_stride,
+    t0,
+    full,
+    tail,
+    c0,
+    hv,
+    iv,
+    keep_v,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+    OUT: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Walk one run: ``full`` whole chunks, then one of ``tail`` tokens by masked loads."""
+    h = hv // (HV // H)
+    ok = tl.arange(0, BK)
+    oc = tl.arange(0, C)
+    ov = iv * BV + tl.arange(0, BV)
+    mk = ok < K
+    for it in tl.range(0, full, num_stages=STAGES):
+        t = t0 + it * C
+        rows = ((c0 + it) * HV + hv) * C
+        if TMA:
+            if PER_CHANNEL:
+                bk = k_tiles.load([rows, 0]).to(DOT_DTYPE)
+            else:
+                bk = k_tiles.load([t, h * K]).to(DOT_DTYPE)
+            bv = tl.trans(v_tiles.load([t, hv * V + iv * BV])).to(tl.float32)
+            bA = A_tiles.load([rows, 0]).to(DOT_DTYPE)
+        else:
+            tl_ = (t + oc).to(tl.int64)
+            rl = rows.to(tl.int64) + oc
+            if PER_CHANNEL:
+                pk = k + rl[:, None] * BK + ok[None, :]
+                bk = tl.load(pk).to(DOT_DTYPE)
+            else:
+                pk = k + tl_[:, None] * k_stride + h * K + ok[None, :]
+                bk = tl.load(pk, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
+            bv = tl.load(v + tl_[None, :] * v_stride + hv * V + ov[:, None]).to(tl.float32)
+            bA = tl.load(A + rl[:, None] * C + oc[None, :]).to(DOT_DTYPE)
+        bv = bv * keep_v
+        ck = 1.0
+        cn = 1.0
+        cq = 1.0
+        bkn = bk
+        if PER_CHANNEL:
+            e = tl.exp2(tl.load(decay + ((c0 + it) * HV + hv) * BK + ok))
+            if TMA:
+                bkn = kn_tiles.load([rows, 0]).to(DOT_DTYPE)
+            else:
+                bkn = tl.load(kn + rl[:, None] * BK + ok[None, :]).to(DOT_DTYPE)
+        else:
+            e = tl.exp2(tl.load(decay + (c0 + it) * HV + hv))
+            ck = tl.load(k_in + rows + oc)
+            cn = tl.load(k_out + rows + oc)
+        bq = bk
+        bP = bA
+        if OUT:
+            if TMA:
+                if PER_CHANNEL:
+                    bq = q_tiles.load([rows, 0]).to(DOT_DTYPE)
+                else:
+                    bq = q_tiles.load([t, h * K]).to(DOT_DTYPE)
+                bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
+            else:
+                if PER_CHANNEL:
+                    bq = tl.load(q + rl[:, None] * BK + ok[None, :]).to(DOT_DTYPE)
+                else:
+                    pq = q + tl_[:, None] * q_stride + h * K + ok[None, :]
+                    bq = tl.load(pq, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
+                bP = tl.load(P + rl[:, None] * C + oc[None, :]).to(DOT_DTYPE)
+            if not PER_CHANNEL:
+                cq = tl.load(q_in + rows + oc)
+        S, O = _step(S, bk, bkn, bq, bv, bA, bP, ck, cq, cn, e, PER_CHANNEL, OUT)
+        if OUT:
+            to = (t + oc).to(tl.int64)
+            po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
+            tl.store(po, O.to(o.dtype.element_ty))
+    if tail > 0:
+        t_ = (t0 + full * C + oc).to(tl.int64)
+        m = oc < tail
+        row = (c0 + full) * HV + hv
+        rl_ = row.to(tl.int64) * C + oc
+        bv_ = tl.load(
+            v + t_[None, :] * v_stride + hv * V + ov[:, None], mask=m[None, :], other=0.0
+        ).to(tl.float32)
+        bv_ = bv_ * keep_v
+        bA_ = tl.load(A + rl_[:, None] * C + oc[None, :]).to(DOT_DTYPE)
+        bP_ = bA_
+        if OUT:
+            bP_ = tl.load(P + rl_[:, None] * C + oc[None, :]).to(DOT_DTYPE)
+        if PER_CHANNEL:
+            pr = rl_[:, None] * BK + ok[None, :]
+            bk_ = tl.load(k + pr).to(DOT_DTYPE)
+            bkn_ = tl.load(kn + pr).to(DOT_DTYPE)
+            bq_ = bk_
+            if OUT:
+                bq_ = tl.load(q + pr).to(DOT_DTYPE)
+            e_ = tl.exp2(tl.load(decay + row * BK + ok))
+            S, O_ = _step(S, bk_, bkn_, bq_, bv_, bA_, bP_, 1.0, 1.0, 1.0, e_, True, OUT)
+        else:
+            mm = m[:, None] & mk[None, :]
+            pk_ = k + t_[:, None] * k_stride + h * K + ok[None, :]
+            bk_ = tl.load(pk_, mask=mm, other=0.0).to(DOT_DTYPE)
+            bq_ = bk_
+            if OUT:
+                pq_ = q + t_[:, None] * q_stride + h * K + ok[None, :]
+                bq_ = tl.load(pq_, mask=mm, other=0.0).to(DOT_DTYPE)
+            ck_ = tl.load(k_in + rl_)
+            cn_ = tl.load(k_out + rl_)
+            cq_ = tl.load(q_in + rl_)
+            e_ = tl.exp2(tl.load(decay + row))
+            S, O_ = _step(S, bk_, bk_, bq_, bv_, bA_, bP_, ck_, cq_, cn_, e_, False, OUT)
+        if OUT:
+            po_ = o + t_[None, :] * (HV * V) + hv * V + ov[:, None]
+            tl.store(po_, O_.to(o.dtype.element_ty), mask=m[None, :])
+    return S
+
+
+@triton.jit
+def _local(
+    q,
+    k,
+    kn,
+    v,
+    A,
+    P,
+    k_in,
+    q_in,
+    k_out,
+    decay,
+    o,
+    q_tiles,
+    k_tiles,
+    kn_tiles,
+    v_tiles,
+    A_tiles,
+    P_tiles,
+    q_stride,
+    k_stride,
+    v_stride,
+    pool,
+    pool_stride,
+    pool_slots,
+    read_slots,
+    runs,
+    segments,
+    inner,
+    added,
+    moved,
+    live,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+    MOST_CHUNKS: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Segments that another follows: the state each adds, and the matrix it moves states by.
+
+    A sequence's first segment starts from the pool, so its added state is exact; its ``moved`` is
+    a copy of the initial state, since the pool's slot may be overwritten by the last segment.
+    """
+    pid = tl.program_id(0)
+    NV: tl.constexpr = V // BV
+    iv = pid % NV
+    hv = (pid // NV) % HV
+    is_matrix = (pid // (NV * HV)) % 2
+    g = tl.load(inner + pid // (NV * HV * 2))
+    first_run = tl.load(segments + g * 5)
+    n = tl.load(segments + g * 5 + 2)
+    place = tl.load(segments + g * 5 + 3)
+    ok = tl.arange(0, BK)
+    ov = iv * BV + tl.arange(0, BV)
+    tile = (g.to(tl.int64) * HV + hv) * (V * BK) + ov[:, None] * BK + ok[None, :]
+    slot = tl.load(read_slots + n).to(tl.int64)
+    S = tl.zeros([BV, BK], tl.float32)
+    if place == 0:
+        if (slot >= 0) & (slot < pool_slots):
+            at = hv * (V * K) + ov[:, None] * K + ok[None, :]
+            S = tl.load(pool + slot * pool_stride + at).to(tl.float32)
+    elif is_matrix == 1:
+        S = (ov[:, None] == ok[None, :]).to(tl.float32)
+    t0 = tl.load(runs + first_run * 5)
+    c0 = tl.load(runs + first_run * 5 + 3)
+    last_run = tl.load(segments + g * 5 + 1) - 1
+    full = tl.load(runs + last_run * 5 + 3) + tl.load(runs + last_run * 5 + 1) - c0
+    oi = tl.arange(0, MOST_CHUNKS)
+    row = (c0 + oi) * HV + hv
+    if PER_CHANNEL:
+        logs = tl.load(
+            decay + row[:, None] * BK + ok[None, :], mask=(oi < full)[:, None], other=0.0
+        )
+        later = tl.max(tl.sum(logs, 0)[None, :] - tl.cumsum(logs, 0) + logs, 1)
+        whole = tl.max(tl.sum(logs, 0))
+    else:
+        logs = tl.load(decay + row, mask=oi < full, other=0.0)
+        later = tl.sum(logs) - tl.cumsum(logs, 0) + logs
+        whole = tl.sum(logs)
+    skipped = tl.max(tl.where((oi < full) & (later < NEGLIGIBLE_LOG2), oi, 0))
+    if is_matrix == 1:
+        idle = (place == 0) | (whole < NEGLIGIBLE_LOG2)
+        skipped = tl.where(idle, full, 0)
+        if iv == 0:
+            tl.store(live + g * HV + hv, tl.where(idle, 0, 1))
+    elif skipped > 0:
+        S = tl.zeros([BV, BK], tl.float32)
+    keep_v = tl.where(is_matrix == 1, 0.0, 1.0)
+    S = _walk(
+        S,
+        q,
+        k,
+        kn,
+        v,
+        A,
+        P,
+        k_in,
+        q_in,
+        k_out,
+        decay,
+        o,
+        q_tiles,
+        k_tiles,
+        kn_tiles,
+        v_tiles,
+        A_tiles,
+        P_tiles,
+        q_stride,
+        k_stride,
+        v_stride,
+        t0 + skipped * C,
+        full - skipped,
+        0,
+        c0 + skipped,
+        hv,
+        iv,
+        keep_v,
+        H,
+        HV,
+        K,
+        V,
+        BK,
+        BV,
+        C,
+        PER_CHANNEL,
+        False,
+        TMA,
+        STAGES,
+    )
+    if is_matrix == 1:
+        tl.store(moved + tile, S)
+    else:
+        tl.store(added + tile, S)
+
+
+@triton.jit
+def _scan(
+    q,
+    k,
+    kn,
+    v,
+    A,
+    P,
+    k_in,
+    q_in,
+    k_out,
+    decay,
+    o,
+    q_tiles,
+    k_tiles,
+    kn_tiles,
+    v_tiles,
+    A_tiles,
+    P_tiles,
+    q_stride,
+    k_stride,
+    v_stride,
+    pool,
+    pool_stride,
+    pool_slots,
+    read_slots,
+    slots,
+    runs,
+    segments,
+    added,
+    moved,
+    live,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MOST_SEGMENTS: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Outputs, exported states and final states of every segment."""
+    pid = tl.program_id(0)
+    NV: tl.constexpr = V // BV
+    iv = pid % NV
+    hv = (pid // NV) % HV
+    g = pid // (NV * HV)
+    run = tl.load(segments + g * 5)
+    end_run = tl.load(segments + g * 5 + 1)
+    n = tl.load(segments + g * 5 + 2)
+    place = tl.load(segments + g * 5 + 3)
+    count = tl.load(segments + g * 5 + 4)
+    slot = tl.load(slots + n).to(tl.int64)
+    if (slot < 0) | (slot >= pool_slots):
+        return
+    from_slot = tl.load(read_slots + n).to(tl.int64)
+    ok = tl.arange(0, BK)
+    ov = iv * BV + tl.arange(0, BV)
+    mk = ok < K
+    at = hv * (V * K) + ov[:, None] * K + ok[None, :]
+    S = tl.zeros([BV, BK], tl.float32)
+    if (not SPLIT) | (count == 1):
+        if (from_slot >= 0) & (from_slot < pool_slots):
+            S = tl.load(pool + from_slot * pool_stride + at, mask=mk[None, :], other=0.0).to(
+                tl.float32
+            )
+    elif SPLIT:
+        size: tl.constexpr = V * BK
+        tile = ov[:, None] * BK + ok[None, :]
+        g0 = g - place
+        if place == 0:
+            S = tl.load(moved + (g0.to(tl.int64) * HV + hv) * size + tile)
+        else:
+            oi = tl.arange(0, MOST_SEGMENTS)
+            alive = tl.load(live + (g0 + oi) * HV + hv, mask=oi < place, other=1)
+            start = tl.max(tl.where(alive == 0, oi, 0))
+            S = tl.load(added + ((g0 + start).to(tl.int64) * HV + hv) * size + tile)
+            square = ok[:, None] * BK + ok[None, :]
+            for i in range(start + 1, place):
+                base = ((g0 + i).to(tl.int64) * HV + hv) * size
+                M = tl.load(moved + base + square)
+                S = tl.dot(S, M, input_precision="tf32") + tl.load(added + base + tile)
+    for r in range(run, end_run):
+        t0 = tl.load(runs + r * 5)
+        full = tl.load(runs + r * 5 + 1)
+        tail = tl.load(runs + r * 5 + 2)
+        c0 = tl.load(runs + r * 5 + 3)
+        export = tl.load(runs + r * 5 + 4).to(tl.int64)
+        S = _walk(
+            S,
+            q,
+            k,
+            kn,
+            v,
+            A,
+            P,
+            k_in,
+            q_in,
+            k_out,
+            decay,
+            o,
+            q_tiles,
+            k_tiles,
+            kn_tiles,
+            v_tiles,
+            A_tiles,
+            P_tiles,
+            q_stride,
+            k_stride,
+            v_stride,
+            t0,
+            full,
+            tail,
+            c0,
+            hv,
+            iv,
+            1.0,
+            H,
+            HV,
+            K,
+            V,
+            BK,
+            BV,
+            C,
+            PER_CHANNEL,
+            True,
+            TMA,
+            STAGES,
+        )
+        if (export >= 0) & (export < pool_slots):
+            tl.store(
+                pool + export * pool_stride + at, S.to(pool.dtype.element_ty), mask=mk[None, :]
+            )
+    if place + 1 == count:
+        tl.store(pool + slot * pool_stride + at, S.to(pool.dtype.element_ty), mask=mk[None, :])

@@ -1,0 +1,86 @@
+"""Gated delta rule, prefill: packed sequences in chunks of 64 tokens, states in a paged pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hybridplan.kernels.common import delta_launch
+from hybridplan.kernels.common.checks import require
+from hybridplan.kernels.common.delta_inputs import checked_sizes
+from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
+from hybridplan.kernels.common.gates import Gate
+from hybridplan.kernels.common.launch import next_power_of_2
+from hybridplan.kernels.gated_delta.prepare import prepare
+
+
+def chunk_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+    cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+    *,
+    read_slots: torch.Tensor | None = None,
+    exports: Sequence[Export] = (),
+    gate: Gate = Gate.SOFTPLUS,
+    gate_input: torch.Tensor | None = None,
+    a_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    beta_is_logit: bool = False,
+    scale: float | None = None,
+    l2norm: bool = True,
+    out: torch.Tensor | None = None,
+    segment_chunks: int | None = None,
+    tma: bool | None = None,
+    trust_ids: bool = False,
+) -> torch.Tensor:
+    """Run N packed sequences; returns o [T, HV, V] and writes each final state into ``pool``.
+
+    q, k [T, H, K], v [T, HV, V], beta, gate_input [T, HV], a_log, dt_bias [HV] and pool
+    [slots, HV, V, K] as in :func:`hybridplan.kernels.gated_delta.recurrent.recurrent_step`;
+    products take bf16 operands, sums and states are fp32. cu_seqlens: N + 1 cumulative starts
+    (host integers, or a tensor read once per content); None is one sequence.
+
+    slots int32 [N]: where sequence n's final state goes and, unless ``read_slots`` names another
+    slot, where its initial state is read; read_slots -1 starts from zero. A sequence whose slot is
+    -1 is padding: its outputs stay untouched. ``exports`` keeps more states of the same pass:
+    (sequence, p, slot) stores the state after its first p tokens. It equals the final state of a
+    prefill of those p tokens, bit for bit if p is a multiple of 64 and ``segment_chunks`` is given.
+
+    ``segment_chunks`` cuts long sequences into segments that run side by side (0: never; None:
+    when the card would be idle otherwise). ``tma`` forces tensor descriptors on or off.
+    Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
+    twice, or written while another sequence starts from it.
+    """
+    z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, False)
+    require(gate is not Gate.BOUNDED, "the gated delta rule has no bounded gate")
+    if out is None:
+        out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
+    b = delta_launch.batch(
+        z, q.device, cu_seqlens, slots, read_slots, exports, segment_chunks, trust_ids
+    )
+    count, C = b.plan.chunk_count, CHUNK_TOKENS
+    rows = count * z.HV * C
+    tiles = torch.empty(
+        (2, rows, C), dtype=delta_launch.tile_dtype(q.dtype), device=q.device
+    ).unbind()
+    numbers = torch.empty(3 * rows + count * z.HV, dtype=torch.float32, device=q.device)
+    *per_token, decay = numbers.split([rows, rows, rows, count * z.HV])
+    if count:
+        prepare[(count, z.H)](
+            q, k, gate_input, beta, a_log, dt_bias, *tiles, *per_token, decay, b.plan.chunks,
+            q.stride(0), k.stride(0), z.K**-0.5 if scale is None else scale,
+            z.H, z.HV, z.K, next_power_of_2(z.K), C, int(gate), beta_is_logit, l2norm, True,
+            num_warps=4, num_stages=1,
+        )  # fmt: skip
+    usable = delta_launch.tma_usable(z, q, k, v) if tma is None else tma
+    stages = 3 if b.plan.segment_count == 1 else 2
+    delta_launch.scan(
+        z, b, q, k, k, v, *tiles, (per_token[0], per_token[1], per_token[2]), decay, out, pool,
+        False, usable, stages, 4,
+    )  # fmt: skip
+    return out
