@@ -1,0 +1,378 @@
+"""ModelSpec x Deployment -> the layers vLLM registers, in its order, with their caches.
+
+Sources: vLLM ``get_kv_cache_spec`` of each layer class (``model_executor/layers/attention``,
+``model_executor/layers/mamba``, ``models/glm5next``) and ``v1/worker/utils.py``
+(``customize_attention_spec``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from hybridplan.config.spec import (
+    Attention,
+    CompressedAttention,
+    GatedMemoryUnit,
+    LatentAttention,
+    Layer,
+    Mixer,
+    ModelSpec,
+)
+from hybridplan.errors import InputError, RefusalError
+from hybridplan.ledger.caches import LayerCaches, TokenCache, layer_caches
+from hybridplan.ledger.conventions import model_dtype
+from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.sharding import pipeline_stages
+from hybridplan.ledger.vllm import backends as table
+from hybridplan.ledger.vllm import names
+from hybridplan.ledger.vllm.alignment import Alignment, align
+from hybridplan.ledger.vllm.backends import Backend
+from hybridplan.ledger.vllm.kv_dtype import AUTO, attending, cache_dtype, layer_states, sparse
+from hybridplan.ledger.vllm.options import VllmOptions
+from hybridplan.ledger.vllm.page import AttentionCache, CacheMode, LayerCache, StateCache
+from hybridplan.ledger.vllm.rules import VersionRules
+from hybridplan.ledger.vllm.states import checkpoint_alignment, state_cache
+
+_OWN_PASS = ("mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """Everything vLLM knows of a model's caches before it groups them.
+
+    ``layers`` by module name in registration order; ``stages`` the names each pipeline rank holds;
+    ``backends`` the distinct attention backends in layer order; ``cache_dtype`` as the attention
+    backend resolved it; ``draft_modules`` how many draft layers are registered.
+    """
+
+    layers: Mapping[str, LayerCache]
+    stages: tuple[tuple[str, ...], ...]
+    backends: tuple[Backend, ...]
+    alignment: Alignment
+    cache_dtype: str
+    state_mode: CacheMode
+    prefix_caching: bool
+    draft_modules: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A cache before the block is known: pages of one token (or state), and who reads it."""
+
+    name: str
+    cache: LayerCache
+    backend: Backend | None = None
+
+
+def model_layers(
+    spec: ModelSpec,
+    deployment: Deployment,
+    options: VllmOptions,
+    rules: VersionRules,
+    max_model_len: int,
+) -> ModelLayers:
+    """Build every layer's cache on one rank.
+
+    Raises InputError or RefusalError where vLLM would refuse the model on these ranks.
+    """
+    drafts = _draft_layers(spec, deployment, options)
+    states = any(layer_states(layer) for layer in spec.layers)
+    attends = any(True for _ in attending(spec.layers))
+    prefix_caching = options.prefix_caching
+    if prefix_caching is None:
+        prefix_caching = attends
+    mode: CacheMode = "align" if states and prefix_caching else "none"
+    builder = _Builder(spec, deployment, options, rules, mode)
+    target = {layer.index: builder.sites(layer) for layer in spec.layers}
+    draft = [site for layer in drafts for site in builder.sites(layer, draft=True)]
+    every = [site for layer in spec.layers for site in target[layer.index]] + draft
+    found: list[Backend] = []
+    for site in every:
+        if site.backend is not None and site.backend not in found:
+            found.append(site.backend)
+    alignment = align(
+        found,
+        token_bytes=builder.model_token_bytes(),
+        state_bytes=builder.model_state_bytes(),
+        mla=any(isinstance(m, LatentAttention) for m in attending(spec.layers)),
+        mode=mode,
+        rules=rules,
+        checkpoint_alignment_tokens=builder.checkpoint_lcm(),
+        start_tokens=options.block_tokens,
+        max_model_len=max_model_len,
+    )
+    layers = {site.name: _with_block(site, alignment, mode) for site in every}
+    if len(layers) != len(every):
+        raise InputError(f"{spec.name}: two layers share one module name")
+    stages = [
+        tuple(site.name for layer in stage for site in target[layer.index])
+        for stage in pipeline_stages(spec.layers, deployment.pp, "vllm")
+    ]
+    stages[-1] = (*stages[-1], *(site.name for site in draft))
+    return ModelLayers(
+        layers,
+        tuple(stages),
+        tuple(found),
+        alignment,
+        builder.cache_dtype,
+        mode,
+        prefix_caching,
+        len(drafts),
+    )
+
+
+def _draft_layers(
+    spec: ModelSpec, deployment: Deployment, options: VllmOptions
+) -> tuple[Layer, ...]:
+    if not deployment.drafts or options.draft_method not in _OWN_PASS:
+        return ()
+    given = options.draft_layers
+    if given is None:
+        if options.draft_method != "mtp":
+            raise InputError(
+                f"the layers of a {options.draft_method} drafter are not in the checkpoint of "
+                f"{spec.name}; give them"
+            )
+        if not spec.draft_layers:
+            raise InputError(
+                f"{spec.name} carries no MTP layers but {deployment.drafts} drafts were asked for; "
+                "set drafts to 0 or give the drafter's layers"
+            )
+        return spec.draft_layers
+    first = len(spec.layers)
+    return tuple(replace(layer, index=first + i) for i, layer in enumerate(given))
+
+
+def _with_block(site: _Site, alignment: Alignment, mode: CacheMode) -> LayerCache:
+    cache = site.cache
+    if isinstance(cache, StateCache):
+        assert alignment.state_block_tokens is not None
+        grid = cache.checkpoint_alignment_tokens
+        return replace(
+            cache,
+            block_tokens=alignment.state_block_tokens,
+            padded_page_bytes=alignment.state_page_bytes,
+            mode=mode,
+            checkpoint_alignment_tokens=alignment.state_block_tokens if grid == 0 else grid,
+        )
+    assert site.backend is not None
+    if cache.kind == "ring":
+        return cache
+    block = alignment.block_tokens
+    if cache.kind == "sliding":
+        block = site.backend.largest_within(block)
+    return site.backend.customize(cache.with_block(block))
+
+
+@dataclass(frozen=True)
+class _Builder:
+    spec: ModelSpec
+    deployment: Deployment
+    options: VllmOptions
+    rules: VersionRules
+    mode: CacheMode
+
+    @property
+    def asked_dtype(self) -> str:
+        return cache_dtype(self.spec, self.deployment, self.options.generation, self.rules)
+
+    @property
+    def cache_dtype(self) -> str:
+        """The KV dtype after the first latent's backend narrowed it."""
+        for mixer in attending(self.spec.layers):
+            if isinstance(mixer, LatentAttention):
+                return self._mla(mixer)[1]
+        return self.asked_dtype
+
+    def sites(self, layer: Layer, *, draft: bool = False) -> list[_Site]:
+        """The caches of one decoder layer, attention before states, an indexer before its layer."""
+        held = layer_caches(layer, self.spec, self._stored_deployment())
+        found: list[_Site] = []
+        for mixer in layer.mixers:
+            if isinstance(mixer, CompressedAttention):
+                raise RefusalError(
+                    f"{self.spec.name}: the pool plan of compressed attention (DeepSeek-V4) is not "
+                    "modelled; no figure is given"
+                )
+            if isinstance(mixer, Attention | LatentAttention):
+                found += self._attention(layer, mixer, held, draft)
+        for mixer in layer.mixers:
+            if not isinstance(mixer, Attention | LatentAttention | GatedMemoryUnit):
+                found.append(self._state(layer, mixer, held, draft))
+        return found
+
+    def model_token_bytes(self) -> int:
+        """Attention page of one token that the hybrid alignment compares states with, in bytes."""
+        for layer in self.spec.layers:
+            held = layer_caches(layer, self.spec, self._stored_deployment())
+            for cache in held.tokens:
+                if cache.name == "kv":
+                    return cache.bytes_per_entry
+                if cache.name == "mla":
+                    width = cache.key_dim
+                    return width * (1 if self._quantised else _sixteen_bit(self.spec))
+        return 0
+
+    def model_state_bytes(self) -> int:
+        """The state that the hybrid alignment sees: the model's, not each layer's."""
+        largest = 0
+        for layer in self.spec.layers:
+            for mixer in layer.mixers:
+                if isinstance(mixer, Attention | LatentAttention | GatedMemoryUnit):
+                    continue
+                deployment = self.deployment
+                if mixer.kind == "short_conv":
+                    deployment = replace(deployment, drafts=0)
+                cache = state_cache(mixer, layer, self.spec, deployment, self.options, self.rules)
+                largest = max(largest, cache.content_bytes)
+        return largest
+
+    def checkpoint_lcm(self) -> int | None:
+        """Common checkpoint alignment that the layers declare, None if any declares none."""
+        return checkpoint_alignment(self.spec, self.options, self.rules)
+
+    @property
+    def _quantised(self) -> bool:
+        return self.asked_dtype not in (AUTO, "bfloat16", "float16") or self.cache_dtype.endswith(
+            "ds_mla"
+        )
+
+    def _stored_deployment(self) -> Deployment:
+        asked = self.cache_dtype
+        return replace(self.deployment, kv_dtype=None if asked == AUTO else asked)
+
+    def _mla(self, mixer: LatentAttention) -> tuple[str, str]:
+        heads = -(-mixer.heads // self.deployment.tp)
+        return table.mla_backend(
+            self.options.generation,
+            self.asked_dtype,
+            mixer.kv_lora_rank + mixer.rope_dim,
+            sparse=sparse(mixer),
+            heads=heads,
+        )
+
+    def _backend(self, mixer: Attention | LatentAttention, draft: bool) -> Backend:
+        if isinstance(mixer, LatentAttention):
+            name, dtype = self._mla(mixer)
+        else:
+            dtype = self.asked_dtype
+            name = table.gqa_backend(
+                self.options.generation,
+                dtype,
+                mixer.key_dim,
+                sinks=mixer.sinks,
+                non_causal=draft and self.options.draft_method in ("dflash", "dspark"),
+            )
+        wanted = self.options.attention_backend
+        if wanted is not None and ("MLA" in wanted) == isinstance(mixer, LatentAttention):
+            name = wanted
+        backend = table.on_generation(name, self.options.generation, dtype)
+        smallest = self.options.kernel_block_tokens
+        if name.startswith("FLASHINFER") and "MLA" not in name and smallest is None:
+            least = self.rules.flashinfer_block_tokens
+            blocks = tuple(b for b in backend.kernel_blocks if isinstance(b, int) and b >= least)
+            backend = replace(backend, kernel_blocks=blocks)
+        if smallest is not None:
+            backend = replace(backend, kernel_blocks=(table.MultipleOf(smallest),))
+        return backend
+
+    def _attention(
+        self, layer: Layer, mixer: Attention | LatentAttention, held: LayerCaches, draft: bool
+    ) -> list[_Site]:
+        found = []
+        for cache in held.tokens:
+            if cache.name == "index":
+                found += self._indexer(layer, mixer, cache, draft)
+        for cache in held.tokens:
+            if cache.name in ("kv", "mla"):
+                name = names.cache_name(self.spec, layer, mixer, draft=draft)
+                backend = self._backend(mixer, draft)
+                found.append(_Site(name, self._page(cache, mixer, draft), backend))
+        return found
+
+    def _page(
+        self, cache: TokenCache, mixer: Attention | LatentAttention, draft: bool
+    ) -> AttentionCache:
+        dtype = "uint8" if self._quantised else model_dtype(self.spec, self.deployment)
+        latent = isinstance(mixer, LatentAttention)
+        packed = self.cache_dtype.endswith(("per_token_head", "ds_mla"))
+        window = cache.window
+        page = AttentionCache(
+            kind="mla" if latent else "full",
+            block_tokens=1,
+            heads=cache.heads,
+            key_dim=cache.key_dim,
+            value_dim=cache.value_dim,
+            dtype=dtype,
+            entry_bytes=cache.bytes_per_entry // cache.heads if packed else None,
+            cache_dtype=self.cache_dtype if latent else None,
+            index_leader=latent and mixer.indexer is not None and mixer.indexer.owned,
+            draft=draft,
+        )
+        if self.cache_dtype == "nvfp4":
+            slots = 2 * cache.heads
+            page = replace(page, head_slots=slots, entry_bytes=cache.bytes_per_entry // slots)
+        if window is None:
+            return page
+        if window.kind == "chunked":
+            return replace(page, kind="chunked", chunk_tokens=window.tokens)
+        return replace(page, kind="sliding", window_tokens=window.tokens)
+
+    def _indexer(
+        self,
+        layer: Layer,
+        mixer: Attention | LatentAttention,
+        cache: TokenCache,
+        draft: bool,
+    ) -> list[_Site]:
+        indexer = mixer.indexer
+        assert indexer is not None
+        name = names.indexer_name(self.spec, layer, "k_cache", draft=draft)
+        keys = AttentionCache(
+            kind="mla",
+            block_tokens=indexer.tokens_per_entry,
+            heads=cache.heads,
+            key_dim=cache.bytes_per_entry // cache.heads,
+            dtype="uint8",
+            tokens_per_entry=Fraction(cache.tokens_per_entry),
+            role="indexer",
+            draft=draft,
+        )
+        backend = table.indexer_backend(cache.tokens_per_entry, self.options.generation)
+        found = [_Site(name, keys, backend)]
+        if indexer.tail_ring:
+            ring = AttentionCache(
+                kind="ring",
+                block_tokens=_ring_tokens(cache.tokens_per_entry, self.deployment.drafts),
+                heads=2,
+                key_dim=indexer.head_dim,
+                dtype="bfloat16",
+                dcp_sharded=False,
+                draft=draft,
+            )
+            tail = names.indexer_name(self.spec, layer, "tail_cache", draft=draft)
+            found.append(_Site(tail, ring, table.BACKENDS["KPOOL_TAIL"]))
+        return found
+
+    def _state(self, layer: Layer, mixer: Mixer, held: LayerCaches, draft: bool) -> _Site:
+        cache = state_cache(
+            mixer, layer, self.spec, self.deployment, self.options, self.rules, mode=self.mode
+        )
+        name = names.cache_name(self.spec, layer, mixer, draft=draft)
+        return _Site(name, replace(cache, draft=draft))
+
+
+def _ring_tokens(pool_tokens: int, drafts: int) -> int:
+    """Smallest power of two of pools that hold an open pool and the drafts."""
+    pools = 1
+    while pools * pool_tokens < pool_tokens + drafts:
+        pools *= 2
+    return pools * pool_tokens
+
+
+def _sixteen_bit(spec: ModelSpec) -> int:
+    from hybridplan.ledger.dtypes import element_bytes
+
+    return element_bytes(model_dtype(spec, Deployment()))

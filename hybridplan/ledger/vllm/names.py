@@ -1,0 +1,48 @@
+"""Module names vLLM gives the layers that keep a cache; boot logs and groups are told in them.
+
+Source: the model classes of vLLM 0.32 and 0.33 (``model_executor/models``, ``models``).
+"""
+
+from __future__ import annotations
+
+from hybridplan.config.spec import Attention, Layer, LatentAttention, Mixer, ModelSpec
+
+_ATTENTION = {
+    "jamba": "attn",
+    "falcon_h1": "attn",
+    "nemotron_h": "mixer.attn",
+    "gpt_oss": "attn.attn",
+    "kimi_linear": "self_attn",
+}
+_STATES = {
+    "gdn": "linear_attn",
+    "kda": "self_attn",
+    "lightning": "self_attn",
+    "short_conv": "short_conv",
+}
+_INSIDE_MTP = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+
+
+def prefix(spec: ModelSpec, layer: Layer, *, draft: bool) -> str:
+    """Name of a decoder layer; a checkpoint's draft layers stand outside the target's module."""
+    if draft:
+        if spec.model_type.removesuffix("_text") in _INSIDE_MTP:
+            return f"mtp.layers.{layer.index - len(spec.layers)}"
+        return f"model.layers.{layer.index}"
+    outer = "language_model." if spec.architecture.endswith("ForConditionalGeneration") else ""
+    return f"{outer}model.layers.{layer.index}"
+
+
+def cache_name(spec: ModelSpec, layer: Layer, mixer: Mixer, *, draft: bool = False) -> str:
+    """Name of the module that keeps a mixer's KV, latent or state."""
+    base = prefix(spec, layer, draft=draft)
+    if isinstance(mixer, Attention | LatentAttention):
+        return f"{base}.{_ATTENTION.get(spec.model_type, 'self_attn.attn')}"
+    if spec.model_type == "falcon_h1":
+        return f"model.{len(spec.layers) + layer.index}.mixer"
+    return f"{base}.{_STATES.get(mixer.kind, 'mixer')}"
+
+
+def indexer_name(spec: ModelSpec, layer: Layer, part: str, *, draft: bool = False) -> str:
+    """Name of the indexer's key cache ("k_cache") or tail ring ("tail_cache")."""
+    return f"{prefix(spec, layer, draft=draft)}.self_attn.indexer.{part}"

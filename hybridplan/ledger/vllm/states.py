@@ -1,0 +1,145 @@
+"""Pages and prefill checkpoints of recurrent layers.
+
+Source: vLLM ``model_executor/layers/mamba/abstract.py``, ``mamba_utils.py``, ``mamba_mixer2.py``,
+``gdn/qwen_gdn_linear_attn.py``, ``kda_checkpoint.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+
+from hybridplan.config.spec import GatedDeltaNet, KimiDelta, Layer, Mamba2, Mixer, ModelSpec
+from hybridplan.errors import RefusalError
+from hybridplan.ledger.caches import layer_caches
+from hybridplan.ledger.conventions import model_dtype
+from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.vllm.options import VllmOptions
+from hybridplan.ledger.vllm.page import CacheMode, StateCache
+from hybridplan.ledger.vllm.rules import VersionRules
+
+GDN_CHECKPOINT_TOKENS = 64
+KDA_CHECKPOINT_TOKENS = 16
+_KDA_HEAD_DIM = 128
+_FLASHINFER_GDN_KEY_DIM = 128
+UNSUPPORTED = ("rglru", "rwkv7")
+
+
+def state_cache(
+    mixer: Mixer,
+    layer: Layer,
+    spec: ModelSpec,
+    deployment: Deployment,
+    options: VllmOptions,
+    rules: VersionRules,
+    *,
+    mode: CacheMode = "none",
+) -> StateCache:
+    """One recurrent mixer's state on one rank; its block is 0 until the pool's is known.
+
+    A ``checkpoint_alignment_tokens`` of 0 stands for "the block, once known".
+    """
+    if mixer.kind in UNSUPPORTED:
+        raise RefusalError(
+            f"{spec.name}: vLLM {rules.version} has no state cache for {mixer.kind} layers"
+        )
+    held = layer_caches(replace(layer, mixers=(mixer,)), spec, deployment).states
+    ordered = sorted(held, key=lambda state: state.name != "conv")
+    shapes = [state.shape for state in ordered]
+    dtypes = [state.dtype for state in ordered]
+    speculative = deployment.drafts
+    if options.replayssm_tokens:
+        if not isinstance(mixer, Mamba2):
+            raise RefusalError(
+                f"ReplaySSM is for Mamba-2 layers; {spec.name} has {mixer.kind} layers"
+            )
+        shapes += _replay_rings(mixer, deployment, options, rules)
+        dtypes += [model_dtype(spec, deployment), "float32", model_dtype(spec, deployment)]
+        speculative = 0
+    blocks, alignment = _checkpoints(mixer, spec, options, rules, mode)
+    return StateCache(
+        block_tokens=1,
+        shapes=tuple(shapes),
+        dtypes=tuple(dtypes),
+        state_type=mixer.kind,
+        speculative_blocks=speculative,
+        checkpoint_blocks=blocks,
+        checkpoint_alignment_tokens=alignment,
+    )
+
+
+def _replay_rings(
+    mixer: Mamba2, deployment: Deployment, options: VllmOptions, rules: VersionRules
+) -> list[tuple[int, ...]]:
+    tokens = options.replayssm_tokens
+    if options.replayssm_flashinfer:
+        tokens += 1 + deployment.drafts
+    heads = mixer.heads // deployment.tp
+    groups = mixer.groups
+    if groups % deployment.tp and rules.replayssm_extends_groups:
+        groups = deployment.tp
+    if groups % deployment.tp:
+        raise RefusalError(
+            f"ReplaySSM needs the {groups} groups to divide over tp {deployment.tp} in vLLM "
+            f"{rules.version}"
+        )
+    return [
+        (heads, tokens, mixer.head_dim),
+        (heads, tokens),
+        (groups // deployment.tp, tokens, mixer.state_dim),
+    ]
+
+
+def flashinfer_gdn(mixer: GatedDeltaNet, options: VllmOptions) -> bool:
+    """Whether FlashInfer's prefill kernel runs (it can export states inside a chunk)."""
+    if options.gdn_prefill == "triton":
+        return False
+    if options.generation == "sm90":
+        return True
+    blackwell = options.generation in ("sm100", "sm120")
+    return blackwell and mixer.key_dim == _FLASHINFER_GDN_KEY_DIM
+
+
+def _flash_kda(mixer: KimiDelta, spec: ModelSpec, options: VllmOptions) -> bool:
+    return (
+        options.generation in ("sm90", "sm100", "sm120")
+        and spec.dtype == "bfloat16"
+        and mixer.head_dim == _KDA_HEAD_DIM
+        and mixer.bounded_gate
+    )
+
+
+def _checkpoints(
+    mixer: Mixer, spec: ModelSpec, options: VllmOptions, rules: VersionRules, mode: CacheMode
+) -> tuple[int, int | None]:
+    if isinstance(mixer, GatedDeltaNet):
+        common = checkpoint_alignment(spec, options, rules)
+        if mode != "align" or common is None:
+            return 0, None
+        unit = options.prefix_match_unit
+        return 1, lcm(unit, common) if unit is not None else 0
+    if not rules.other_checkpoints:
+        return 0, None
+    if isinstance(mixer, Mamba2):
+        return 1, 1
+    if isinstance(mixer, KimiDelta) and _flash_kda(mixer, spec, options):
+        return 1, KDA_CHECKPOINT_TOKENS
+    return 0, None
+
+
+def checkpoint_alignment(spec: ModelSpec, options: VllmOptions, rules: VersionRules) -> int | None:
+    """Alignment all recurrent layers declare to the platform, in tokens; None if one declares none.
+
+    Only Gated DeltaNet under FlashInfer declares one (``get_prefill_checkpoint_alignment``).
+    """
+    if not rules.gdn_checkpoints:
+        return None
+    found = False
+    for layer in spec.layers:
+        for mixer in layer.mixers:
+            if mixer.kind in ("attention", "mla", "compressed", "gmu"):
+                continue
+            if not (isinstance(mixer, GatedDeltaNet) and flashinfer_gdn(mixer, options)):
+                return None
+            found = True
+    return GDN_CHECKPOINT_TOKENS if found else None
