@@ -41,7 +41,10 @@ class Indexer:
     ``tokens_per_entry`` > 1 pools that many tokens into one entry; ``tail_ring`` says that the
     tokens of an unfinished pool wait in a ring of their own (GLM-5.3-Flash: key and gate, bf16).
     ``owned`` False: the layer reads the index of an earlier layer and stores none.
-    ``key_heads`` is the number of key heads stored (1 for DSA).
+    ``key_heads`` is the number of key heads stored (1 for DSA). ``form`` names the design, which
+    decides its weights and the dtype an engine stores: "dsa" (DeepSeek-V3.2, GLM-5), "kpool"
+    (GLM-5.3-Flash), "compressed" (DeepSeek-V4's own compressor), "qsa" (Qwen3.8-Flash-Next, mean of
+    a block), "block" (MiniMax-M3, one key per token scored by blocks).
     """
 
     head_dim: int
@@ -51,13 +54,15 @@ class Indexer:
     tail_ring: bool = False
     owned: bool = True
     topk_tokens: int | None = None
+    form: Literal["dsa", "kpool", "compressed", "qsa", "block"] = "dsa"
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention with K and V heads: MHA, GQA, MQA, windowed or full.
 
-    ``kv_source_layer``: this layer stores nothing and reads that layer's KV.
+    ``kv_source_layer``: this layer stores nothing and reads that layer's KV, and has no weights for
+    K and V.
     ``shared_kv_weights``: K and V come from one projection (both are still cached).
     ``output_gate`` doubles the q projection (Qwen3-Next) and has no cache.
     The remaining fields only decide parameters. ``qk_norm``: "head" norms head_dim wide,
@@ -330,7 +335,8 @@ class ModelSpec:
     """Everything the ledger, the plan and the simulators need to know of a model.
 
     ``draft_layers`` are MTP / next-n layers the checkpoint carries. ``prefix_tokens`` are learnt
-    tokens put before every prompt (Hymba: 128). ``state_dtype`` is what the config asks for
+    tokens put before every prompt (Hymba: 128). ``max_tokens`` is 0 where the file states no
+    context length because the model has none (pure recurrent). ``state_dtype`` is what the config asks for
     (``mamba_ssm_dtype``), None where it is silent. ``sources`` maps "<mixer kind>.<field>" or
     "model.<field>" to the config key it came from. ``notes`` are sentences a user should read.
     """

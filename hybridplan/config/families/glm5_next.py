@@ -44,4 +44,4 @@ def read(f: Fields, root: Fields) -> ModelSpec:
 def _indexer(f: Fields) -> Indexer:
     """One key per ``index_kpool`` tokens; the class default of 16 is no checkpoint's."""
     pool = f.whole("indexer.tokens_per_entry", "index_kpool", most=1 << 16)
-    return replace(deepseek.dsa_indexer(f), tokens_per_entry=pool, tail_ring=pool > 1)
+    return replace(deepseek.dsa_indexer(f), tokens_per_entry=pool, tail_ring=pool > 1, form="kpool")

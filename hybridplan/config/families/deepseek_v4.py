@@ -1,0 +1,150 @@
+"""DeepSeek-V4 and V4.1: a window in every layer, and compressed KV with an index of its own."""
+
+from __future__ import annotations
+
+from hybridplan.config.families import common, moe_layers
+from hybridplan.config.fields import Fields
+from hybridplan.config.spec import CompressedAttention, Indexer, Layer, ModelSpec, MoE, Source
+
+WORDS = {
+    "sliding_attention": "window",
+    "compressed_sparse_attention": "csa",
+    "heavily_compressed_attention": "hca",
+}
+
+
+def read(f: Fields, root: Fields) -> ModelSpec:
+    """``compress_ratios`` (0: window only), or layer_types with compress_rates."""
+    count = f.layer_count("num_hidden_layers")
+    drafts = common.draft_count(f, "num_nextn_predict_layers")
+    ratios = _ratios(f, count, drafts)
+    kv_owners = _owners(f, "kv_source_layer_ids", count, ratios)
+    index_owners = _owners(f, "index_source_layer_ids", count, ratios)
+    newer = f.has("kv_source_layer_ids")
+    shape = _Shape(f)
+    experts = moe_layers.deepseek_experts(f)
+    hidden = common.hidden_size(f)
+    streams = f.whole("model.streams", "hc_mult", most=64)
+    per_site = (2 + streams) * streams * (streams * hidden + 1) + 3
+    hashed = 0 if newer else f.maybe_whole("moe.hash_layers", "num_hash_layers", least=0) or 0
+    layers = []
+    for i, ratio in enumerate(ratios):
+        indexed = ratio > 0 if newer else 0 < ratio < 32
+        mixer = shape.mixer(ratio, kv_owners[i], index_owners[i] if indexed else None)
+        extra = {"mixing_streams": 2 * per_site}
+        mlp = experts if i >= hashed else _hashed(experts)
+        layers.append(Layer(i, (mixer,), mlp, extra_params=extra))
+    if f.has("engram_layer_ids"):
+        f.notes.append(
+            "the engram tables (engram_*) are hundreds of billions of parameters that sit in host "
+            "memory; they are listed apart from the model's own weights"
+        )
+    return common.model(
+        f,
+        root,
+        layers=layers,
+        draft_layers=common.drafts(
+            drafts,
+            (shape.mixer(0, True, None),),
+            experts,
+            count,
+            {"mtp_projection": 2 * hidden * hidden + 3 * hidden, "mixing_streams": 2 * per_site},
+        ),
+        extra_params={
+            "mixing_streams": streams * streams * hidden + streams + 1,
+            "engram_tables": _engram(f),
+        },
+    )
+
+
+def _hashed(experts: MoE) -> MoE:
+    from dataclasses import replace
+
+    return replace(experts, router_bias=False)
+
+
+class _Shape:
+    """The widths that all layers share, read once."""
+
+    def __init__(self, f: Fields) -> None:
+        self.heads = f.whole("compressed.heads", "num_attention_heads", most=1 << 16)
+        self.head_dim = f.whole("compressed.head_dim", "head_dim", most=1 << 16)
+        self.rope_dim = f.whole("compressed.rope_dim", "qk_rope_head_dim", least=0, most=1 << 16)
+        self.window = f.whole("compressed.window_tokens", "sliding_window")
+        self.q_rank = f.whole("compressed.q_lora_rank", "q_lora_rank")
+        self.o_rank = f.whole("compressed.o_lora_rank", "o_lora_rank")
+        self.o_groups = f.whole("compressed.o_groups", "o_groups", most=1 << 16)
+        self.index_dim = f.whole("indexer.head_dim", "index_head_dim", most=1 << 16)
+        self.index_heads = f.whole("indexer.query_heads", "index_n_heads", most=1 << 16)
+        self.topk = f.maybe_whole("indexer.topk_tokens", "index_topk")
+
+    def mixer(self, ratio: int, kv_owned: bool, index_owned: bool | None) -> CompressedAttention:
+        indexer = None
+        if index_owned is not None:
+            indexer = Indexer(
+                head_dim=self.index_dim,
+                query_heads=self.index_heads,
+                tokens_per_entry=ratio,
+                owned=index_owned,
+                topk_tokens=self.topk,
+                form="compressed",
+            )
+        return CompressedAttention(
+            heads=self.heads,
+            head_dim=self.head_dim,
+            rope_dim=self.rope_dim,
+            window_tokens=self.window,
+            compress_ratio=ratio,
+            q_lora_rank=self.q_rank,
+            o_lora_rank=self.o_rank,
+            o_groups=self.o_groups,
+            kv_owned=kv_owned,
+            indexer=indexer,
+        )
+
+
+def _ratios(f: Fields, count: int, drafts: int) -> list[int]:
+    by_ratio = None
+    if f.has("compress_ratios"):
+        listed = f.wholes("compress_ratios", most=1 << 20)
+        if len(listed) == count + drafts:
+            listed = listed[:count]
+        f.per_layer("compress_ratios", count, listed)
+        f.sources["compressed.compress_ratio"] = Source(f.at("compress_ratios"))
+        by_ratio = listed
+    if not f.has("layer_types"):
+        if by_ratio is None:
+            raise f.missing("compress_ratios", "layer_types")
+        f.sources["model.pattern"] = Source(f.at("compress_ratios"))
+        return by_ratio
+    kinds = common.listed(f, "layer_types", WORDS, count)
+    if by_ratio is None:
+        rates = f.section("compress_rates")
+        known = {
+            short: rates.whole("compressed.compress_ratio", word)
+            for word, short in WORDS.items()
+            if short in kinds and short != "window"
+        }
+        return [known.get(kind, 0) for kind in kinds]
+    windows = ["window" if ratio == 0 else "compressed" for ratio in by_ratio]
+    named = ["window" if kind == "window" else "compressed" for kind in kinds]
+    f.agree("the compressed layers", "layer_types", named, "compress_ratios", windows)
+    return by_ratio
+
+
+def _owners(f: Fields, key: str, count: int, ratios: list[int]) -> list[bool]:
+    """Whether each layer stores its own; a compressed layer reads the nearest owner before it."""
+    if not f.has(key):
+        return [True] * count
+    owners = set(f.wholes(key, most=count - 1))
+    first = next((i for i, ratio in enumerate(ratios) if ratio), None)
+    if first is not None and first not in owners:
+        raise f.fail(f"{f.at(key)} has no layer before {first}, the first compressed one")
+    return [i in owners or ratio == 0 for i, ratio in enumerate(ratios)]
+
+
+def _engram(f: Fields) -> int:
+    if not f.has("engram_layer_ids"):
+        return 0
+    rows = f.wholes("engram_num_embeddings")
+    return sum(rows) * f.whole("model.engram_dim", "engram_head_dim", most=1 << 20)
