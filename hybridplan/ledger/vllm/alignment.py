@@ -21,7 +21,8 @@ class Alignment:
     """The chosen block and how it came about. Sizes in tokens or bytes as named.
 
     ``granularity_tokens`` is what the block was rounded to; ``state_page_bytes`` the padded state
-    (None: nothing padded). ``raised`` says whether the hybrid rule enlarged the block.
+    (None: nothing padded). ``raised``: the hybrid rule enlarged the block;
+    ``given``: the user set the block it started from.
     """
 
     block_tokens: int
@@ -32,6 +33,7 @@ class Alignment:
     token_bytes: int
     state_bytes: int
     raised: bool
+    given: bool = False
 
     @property
     def padding_percent(self) -> float:
@@ -63,7 +65,15 @@ def align(
     if not state_bytes or not backends:
         state_block = start if mode == "align" else max_model_len
         return Alignment(
-            start, state_block if state_bytes else None, None, start, 1, token_bytes, 0, False
+            block_tokens=start,
+            state_block_tokens=state_block if state_bytes else None,
+            state_page_bytes=None,
+            start_tokens=start,
+            granularity_tokens=1,
+            token_bytes=token_bytes,
+            state_bytes=state_bytes,
+            raised=False,
+            given=start_tokens is not None,
         )
     granularity = max(backends[0].smallest_tokens, start)
     if mla:
@@ -85,6 +95,7 @@ def align(
         token_bytes=token_bytes,
         state_bytes=state_bytes,
         raised=block > start,
+        given=start_tokens is not None,
     )
 
 

@@ -103,9 +103,9 @@ BACKENDS = {
 def indexer_backend(tokens_per_entry: int, generation: Generation) -> Backend:
     """The DSA indexer's backend; a pooled one (GLM kpool) counts blocks in unpooled tokens."""
     if tokens_per_entry == 1:
-        return Backend("INDEXER", (64,))
+        return Backend("DEEPSEEK_V32_INDEXER", (64,))
     sizes = (64,) if generation == "sm120" else (32, 64)
-    return Backend("INDEXER", tuple(size * tokens_per_entry for size in sizes))
+    return Backend("DEEPSEEK_V32_INDEXER", tuple(size * tokens_per_entry for size in sizes))
 
 
 def on_generation(name: str, generation: Generation, cache_dtype: str) -> Backend:

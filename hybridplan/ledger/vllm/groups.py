@@ -27,14 +27,16 @@ class CacheGroup:
 
     ``layers`` in block order with the spec each got after page unification. ``mixed``: each layer
     kept its own spec (vLLM's UniformTypeKVCacheSpecs); otherwise all share ``caches[0]``.
-    ``padding_layers``: slots of the group's width this bucket leaves empty, counted once per
-    bucket on its first group. ``draft``: holds a draft layer and takes the EAGLE drop.
+    ``padding_layers``: of ``bucket_layers`` layers cut into groups of one width, the slots left
+    empty, told on the first of those groups. ``draft``: holds a draft layer and takes the EAGLE
+    drop.
     """
 
     layers: tuple[str, ...]
     caches: tuple[LayerCache, ...]
     mixed: bool = False
     padding_layers: int = 0
+    bucket_layers: int = 0
     draft: bool = False
 
     @property
@@ -172,7 +174,10 @@ def _equal_pages(layers: Layers) -> tuple[CacheGroup, ...]:
             assert spec is not None
             groups.append(
                 CacheGroup(
-                    tuple(part), (spec,) * len(part), padding_layers=empty if first == 0 else 0
+                    tuple(part),
+                    (spec,) * len(part),
+                    padding_layers=0 if first else empty,
+                    bucket_layers=len(members),
                 )
             )
     return tuple(groups)

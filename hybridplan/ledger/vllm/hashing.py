@@ -71,14 +71,11 @@ def block_units(
     boundary = unit if finer else scheduler
     if any(boundary % tokens for tokens in pooled):
         raise RefusalError(
-            f"prefix_match_unit is {unit} tokens, but caches that pool {sorted(pooled)} tokens into "
-            f"one entry need hits at multiples of {lcm(*pooled)}"
+            f"prefix_match_unit is {unit} tokens, but caches that pool {sorted(pooled)} tokens "
+            f"into one entry need hits at multiples of {lcm(*pooled)}"
         )
-    if finer and not _others_allow(groups, spans, unit):
-        boundary = scheduler
-    elif not finer:
-        boundary = scheduler
-    return BlockUnits(scheduler, unit, boundary)
+    finer = finer and _others_allow(groups, spans, unit)
+    return BlockUnits(scheduler, unit, unit if finer else scheduler)
 
 
 def _some_state_inside_a_block(states: Sequence[StateCache], unit: int, dcp: int) -> bool:

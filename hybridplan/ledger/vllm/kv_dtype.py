@@ -51,7 +51,7 @@ def cache_dtype(
     if plain in _SHORT:
         return _SHORT[plain]
     own = model_dtype(spec, deployment)
-    if plain != own:
+    if plain != own and rules.kv_is_model_dtype:
         raise RefusalError(
             f"KV dtype {plain} is refused by vLLM for a model that runs in {own}; use {own} or fp8"
         )

@@ -22,8 +22,8 @@ from hybridplan.config.spec import (
 )
 from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.caches import LayerCaches, TokenCache, layer_caches
-from hybridplan.ledger.conventions import model_dtype
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.dtypes import element_bytes
 from hybridplan.ledger.sharding import pipeline_stages
 from hybridplan.ledger.vllm import backends as table
 from hybridplan.ledger.vllm import names
@@ -31,9 +31,15 @@ from hybridplan.ledger.vllm.alignment import Alignment, align
 from hybridplan.ledger.vllm.backends import Backend
 from hybridplan.ledger.vllm.kv_dtype import AUTO, attending, cache_dtype, layer_states, sparse
 from hybridplan.ledger.vllm.options import VllmOptions
-from hybridplan.ledger.vllm.page import AttentionCache, CacheMode, LayerCache, StateCache
+from hybridplan.ledger.vllm.page import (
+    AttentionCache,
+    CacheMode,
+    LayerCache,
+    MultipleOf,
+    StateCache,
+)
 from hybridplan.ledger.vllm.rules import VersionRules
-from hybridplan.ledger.vllm.states import checkpoint_alignment, state_cache
+from hybridplan.ledger.vllm.states import GdnKernel, checkpoint_alignment, gdn_kernel, state_cache
 
 _OWN_PASS = ("mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model")
 
@@ -55,6 +61,7 @@ class ModelLayers:
     state_mode: CacheMode
     prefix_caching: bool
     draft_modules: int
+    gdn_kernel: GdnKernel | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ def model_layers(
         mode,
         prefix_caching,
         len(drafts),
+        gdn_kernel(spec, options),
     )
 
 
@@ -136,6 +144,9 @@ def _draft_layers(
                 f"{spec.name}; give them"
             )
         if not spec.draft_layers:
+            silent = _unstated_mtp(spec)
+            if silent is not None:
+                return (silent,)
             raise InputError(
                 f"{spec.name} carries no MTP layers but {deployment.drafts} drafts were asked for; "
                 "set drafts to 0 or give the drafter's layers"
@@ -143,6 +154,14 @@ def _draft_layers(
         return spec.draft_layers
     first = len(spec.layers)
     return tuple(replace(layer, index=first + i) for i, layer in enumerate(given))
+
+
+def _unstated_mtp(spec: ModelSpec) -> Layer | None:
+    """The one MTP layer vLLM builds for Qwen3-Next, whose config.json does not count it."""
+    if spec.model_type != "qwen3_next":
+        return None
+    *_, last = attending(spec.layers)
+    return Layer(len(spec.layers), (last,), None)
 
 
 def _with_block(site: _Site, alignment: Alignment, mode: CacheMode) -> LayerCache:
@@ -211,8 +230,8 @@ class _Builder:
                 if cache.name == "kv":
                     return cache.bytes_per_entry
                 if cache.name == "mla":
-                    width = cache.key_dim
-                    return width * (1 if self._quantised else _sixteen_bit(self.spec))
+                    element = 1 if self._quantised else element_bytes(cache.dtype)
+                    return cache.key_dim * element
         return 0
 
     def model_state_bytes(self) -> int:
@@ -275,7 +294,7 @@ class _Builder:
             blocks = tuple(b for b in backend.kernel_blocks if isinstance(b, int) and b >= least)
             backend = replace(backend, kernel_blocks=blocks)
         if smallest is not None:
-            backend = replace(backend, kernel_blocks=(table.MultipleOf(smallest),))
+            backend = replace(backend, kernel_blocks=(MultipleOf(smallest),))
         return backend
 
     def _attention(
@@ -295,7 +314,7 @@ class _Builder:
     def _page(
         self, cache: TokenCache, mixer: Attention | LatentAttention, draft: bool
     ) -> AttentionCache:
-        dtype = "uint8" if self._quantised else model_dtype(self.spec, self.deployment)
+        dtype = "uint8" if self._quantised else cache.dtype
         latent = isinstance(mixer, LatentAttention)
         packed = self.cache_dtype.endswith(("per_token_head", "ds_mla"))
         window = cache.window
@@ -370,9 +389,3 @@ def _ring_tokens(pool_tokens: int, drafts: int) -> int:
     while pools * pool_tokens < pool_tokens + drafts:
         pools *= 2
     return pools * pool_tokens
-
-
-def _sixteen_bit(spec: ModelSpec) -> int:
-    from hybridplan.ledger.dtypes import element_bytes
-
-    return element_bytes(model_dtype(spec, Deployment()))

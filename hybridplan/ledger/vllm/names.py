@@ -5,7 +5,7 @@ Source: the model classes of vLLM 0.32 and 0.33 (``model_executor/models``, ``mo
 
 from __future__ import annotations
 
-from hybridplan.config.spec import Attention, Layer, LatentAttention, Mixer, ModelSpec
+from hybridplan.config.spec import Attention, LatentAttention, Layer, Mixer, ModelSpec
 
 _ATTENTION = {
     "jamba": "attn",

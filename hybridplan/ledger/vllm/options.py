@@ -23,20 +23,21 @@ class VllmOptions:
 
     ``generation`` picks attention backends ("sm89" is Ada, "sm100" all of SM 10.x, "sm120" SM
     12.x). ``max_model_len``: None is the model's own, -1 lets vLLM shorten it until it fits.
-    ``max_num_batched_tokens``: 2048 is the library's default; ``vllm serve`` picks more on large
-    GPUs. ``prefix_caching`` None: vLLM's default for the model. ``block_tokens`` is
-    ``--block-size``. ``attention_backend`` names one of ``backends.BACKENDS`` for every attention
-    layer that can take it; ``kernel_block_tokens`` overrides its smallest block. ``gdn_prefill``
-    "flashinfer" or "triton" as ``--gdn-prefill-backend``. ``draft_layers``: the drafter's layers
-    where the checkpoint carries none (EAGLE, DFlash), ``draft_method`` what kind it is.
-    ``replayssm_tokens`` is the length of the ReplaySSM ring, 0 without it;
-    ``replayssm_flashinfer`` its FlashInfer backend. ``num_gpu_blocks_override`` as vLLM's.
+    ``max_num_batched_tokens`` None is the library's default of 2048 (``vllm serve`` picks more on
+    large GPUs). ``max_num_seqs`` None is not checked against the pool. ``prefix_caching`` None:
+    vLLM's default for the model. ``block_tokens`` is ``--block-size``. ``attention_backend`` names
+    one of ``backends.BACKENDS`` for every attention layer that can take it;
+    ``kernel_block_tokens`` overrides its smallest block. ``gdn_prefill`` as
+    ``--gdn-prefill-backend``. ``draft_layers``: the drafter's layers where the checkpoint carries
+    none (EAGLE, DFlash), ``draft_method`` what kind it is. ``replayssm_tokens`` is the length of
+    the ReplaySSM ring, 0 without it; ``replayssm_flashinfer`` its FlashInfer backend.
     ``available_bytes_per_rank``: one value per pipeline rank where they differ.
     """
 
     generation: Generation = "sm90"
     max_model_len: int | None = None
-    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
     async_scheduling: bool = True
     prefix_caching: bool | None = None
     prefix_match_unit: int | None = None
@@ -61,13 +62,12 @@ class VllmOptions:
                 f"GPU generation {self.generation!r} is not known; known are "
                 f"{', '.join(GENERATIONS)}"
             )
-        if self.max_model_len is not None and self.max_model_len < 1:
-            if self.max_model_len != AUTO_FIT:
-                raise InputError(
-                    f"max_model_len is {self.max_model_len}; give 1 or more, or -1 to fit"
-                )
+        length = self.max_model_len
+        if length is not None and length < 1 and length != AUTO_FIT:
+            raise InputError(f"max_model_len is {length}; give 1 or more, or -1 to fit")
         positive = {
             "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs,
             "block_tokens": self.block_tokens,
             "prefix_match_unit": self.prefix_match_unit,
             "kernel_block_tokens": self.kernel_block_tokens,
@@ -78,3 +78,8 @@ class VllmOptions:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
         if self.replayssm_tokens < 0:
             raise InputError(f"replayssm_tokens is {self.replayssm_tokens}; it must be 0 or more")
+
+    @property
+    def batched_tokens(self) -> int:
+        """Token budget of a step."""
+        return self.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS

@@ -47,7 +47,8 @@ class AttentionCache:
     """A cache with pages that grow with the tokens (or a ring of them).
 
     ``kind``: "full" (GQA/MHA), "mla" (one latent; also an indexer's keys), "sliding" and "chunked"
-    (``window_tokens`` or ``chunk_tokens`` says how far), "ring" (one block per request for its whole life).
+    (``window_tokens`` or ``chunk_tokens`` says how far), "ring" (one block per request for its
+    whole life).
     ``heads`` are the KV heads of this rank; ``head_slots`` replaces them where a backend packs.
     ``entry_bytes`` is the content of one head of one stored entry where a backend packs it;
     otherwise (key_dim + value_dim) x dtype. ``tokens_per_entry`` > 1 pools tokens.

@@ -16,9 +16,16 @@ from hybridplan.ledger.vllm.groups import CacheGroup, Rule, group_layers
 from hybridplan.ledger.vllm.hashing import BlockUnits, block_units
 from hybridplan.ledger.vllm.layer_specs import ModelLayers, model_layers
 from hybridplan.ledger.vllm.options import AUTO_FIT, VllmOptions
-from hybridplan.ledger.vllm.page import AttentionCache, CacheMode, LayerCache, RequestLimits
+from hybridplan.ledger.vllm.page import (
+    AttentionCache,
+    CacheMode,
+    LayerCache,
+    RequestLimits,
+    StateCache,
+)
 from hybridplan.ledger.vllm.pool import RankPool
 from hybridplan.ledger.vllm.rules import VersionRules, rules_of
+from hybridplan.ledger.vllm.states import GdnKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +51,9 @@ class PoolPlan:
         alignment: how the block size came about; None for layers given by hand.
         cache_dtype: the engine's KV dtype; "" for layers given by hand.
         backends: distinct attention backends in layer order.
-        auto_fit_from: the model's length where vLLM shortened it to fit, else None.
-        overridden_blocks: what the memory would have given where the count was overridden.
+        auto_fit_from: the length vLLM started from where it was asked to fit one, else None.
+        overridden_blocks: per rank, what the memory would have given, where the count was set.
+        gdn_kernel: the Gated DeltaNet prefill kernel vLLM names at boot, None without such layers.
         notes: sentences a user should read.
     """
 
@@ -69,6 +77,7 @@ class PoolPlan:
     backends: tuple[str, ...] = ()
     auto_fit_from: int | None = None
     overridden_blocks: tuple[int, ...] = ()
+    gdn_kernel: GdnKernel | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -158,7 +167,7 @@ def request_limits(
     Source: ``VllmConfig.max_concurrent_batches``, ``max_in_flight_tokens``.
     """
     batches = deployment.pp + (1 if options.async_scheduling else 0)
-    in_flight = batches * options.max_num_batched_tokens
+    in_flight = batches * options.batched_tokens
     return RequestLimits(max_model_len, in_flight, deployment.dcp, mode)
 
 
@@ -202,10 +211,9 @@ def plan_layers(
         memory = [override * b for b in block_bytes]
     fitted_from = None
     if auto_fit:
+        fitted_from = limits.max_model_len
         fitted = _auto_fit(groups, limits, memory, block_bytes, rules)
-        if fitted < limits.max_model_len:
-            fitted_from = limits.max_model_len
-            limits = replace(limits, max_model_len=fitted)
+        limits = replace(limits, max_model_len=fitted)
     for size, per_block in zip(memory, block_bytes, strict=True):
         pool.check_fit(groups, limits, size, per_block, null_block=rules.reserves_null_block)
     num_blocks = min(m // b for m, b in zip(memory, block_bytes, strict=True))
@@ -217,6 +225,7 @@ def plan_layers(
         prefix_match_unit=options.prefix_match_unit,
         dcp=limits.dcp,
     )
+    _check_budgets(groups, block_tokens, num_blocks, limits, rules, options)
     per_group = tuple(group.blocks_per_request(limits) for group in groups)
     concurrency = num_blocks / sum(per_group)
     if rules.counts_blocks_per_group:
@@ -256,6 +265,7 @@ def plan_layers(
         backends=tuple(backend.name for backend in model.backends) if model else (),
         auto_fit_from=fitted_from,
         overridden_blocks=tuple(from_memory) if override is not None else (),
+        gdn_kernel=model.gdn_kernel if model else None,
         notes=grouping.notes,
     )
 
@@ -269,6 +279,29 @@ def _retaining(cache: LayerCache, tokens: int) -> LayerCache:
 def _block_tokens(groups: Sequence[CacheGroup]) -> int:
     shared = [group.block_tokens for group in groups if group.prefix_cacheable]
     return min(shared or [group.block_tokens for group in groups])
+
+
+def _check_budgets(
+    groups: Sequence[CacheGroup],
+    block_tokens: int,
+    num_blocks: int,
+    limits: RequestLimits,
+    rules: VersionRules,
+    options: VllmOptions,
+) -> None:
+    states = any(isinstance(cache, StateCache) for group in groups for cache in group.caches)
+    seqs, step = options.max_num_seqs, options.max_num_batched_tokens
+    if states and seqs is not None and seqs > num_blocks:
+        raise RefusalError(
+            f"max_num_seqs is {seqs} but the pool has {num_blocks} blocks and each running "
+            f"request needs one for its state; set max_num_seqs to {num_blocks} or less"
+        )
+    guarded = rules.guards_step_budget and limits.state_mode == "align"
+    if states and guarded and step is not None and block_tokens > step:
+        raise RefusalError(
+            f"the block has {block_tokens} tokens but max_num_batched_tokens is {step}; "
+            f"set it to {block_tokens} or more"
+        )
 
 
 def _auto_fit(

@@ -23,8 +23,10 @@ class VersionRules:
     ``mla_block_tokens``: granularity of a hybrid MLA model's block. ``flashinfer_block_tokens``:
     FlashInfer's smallest kernel block for alignment. ``replayssm_extends_groups``: the B ring
     repeats groups over ranks. ``counts_blocks_per_group``: "GPU KV cache size" is blocks over
-    groups x block instead of concurrency x max_model_len. ``reserves_null_block``: the fit check
-    takes the null block off first.
+    groups x block instead of concurrency x max_model_len. ``guards_step_budget``: start-up fails
+    where a hybrid block is larger than max_num_batched_tokens. ``reserves_null_block``: the fit
+    check takes the null block off first. ``kv_is_model_dtype``: a 16-bit KV dtype must be the
+    model's.
     """
 
     version: str
@@ -38,7 +40,9 @@ class VersionRules:
     replayssm_extends_groups: bool = True
     glm_fp8_on_sm100: bool = False
     counts_blocks_per_group: bool = False
+    guards_step_budget: bool = False
     reserves_null_block: bool = True
+    kv_is_model_dtype: bool = False
 
 
 RULES = {
@@ -49,6 +53,7 @@ RULES = {
         lookahead_hashes=True,
         flags_drafts_by_layer=True,
         glm_fp8_on_sm100=True,
+        kv_is_model_dtype=True,
     ),
     "0.32": VersionRules("0.32", replayssm_extends_groups=False),
     "older": VersionRules(
@@ -58,6 +63,7 @@ RULES = {
         flashinfer_block_tokens=64,
         replayssm_extends_groups=False,
         counts_blocks_per_group=True,
+        guards_step_budget=True,
         reserves_null_block=False,
     ),
 }

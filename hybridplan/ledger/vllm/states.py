@@ -6,7 +6,7 @@ Source: vLLM ``model_executor/layers/mamba/abstract.py``, ``mamba_utils.py``, ``
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import lcm
 
 from hybridplan.config.spec import GatedDeltaNet, KimiDelta, Layer, Mamba2, Mixer, ModelSpec
@@ -88,6 +88,25 @@ def _replay_rings(
         (heads, tokens),
         (groups // deployment.tp, tokens, mixer.state_dim),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class GdnKernel:
+    """The prefill kernel of Gated DeltaNet layers: name, what was asked, key head's size."""
+
+    name: str
+    requested: str
+    key_dim: int
+
+
+def gdn_kernel(spec: ModelSpec, options: VllmOptions) -> GdnKernel | None:
+    """Which one vLLM picks; None where the model has no such layer."""
+    for layer in spec.layers:
+        for mixer in layer.mixers:
+            if isinstance(mixer, GatedDeltaNet):
+                name = "FlashInfer" if flashinfer_gdn(mixer, options) else "Triton/FLA"
+                return GdnKernel(name, options.gdn_prefill, mixer.key_dim)
+    return None
 
 
 def flashinfer_gdn(mixer: GatedDeltaNet, options: VllmOptions) -> bool:

@@ -14,7 +14,7 @@ from hybridplan.errors import RefusalError
 from hybridplan.ledger.vllm.page import AttentionCache, LayerCache, StateCache
 
 
-class _DifferentWindows(RefusalError):
+class _DifferentWindowsError(RefusalError):
     """Layers kept as full attention that look back over different windows."""
 
 
@@ -42,7 +42,7 @@ def mergeable(caches: Sequence[LayerCache]) -> bool:
     """Whether :func:`merged` finds one spec; different windows count as no."""
     try:
         return merged(caches) is not None
-    except _DifferentWindows:
+    except _DifferentWindowsError:
         return False
 
 
@@ -60,9 +60,9 @@ def uniform_type(caches: Sequence[LayerCache]) -> bool:
 
 def _only(values: set[int]) -> int | None:
     if len(values) > 1:
-        raise _DifferentWindows(
-            f"layers kept as full attention have windows of {sorted(values)} tokens; vLLM takes one "
-            "window per group: keep the hybrid KV cache manager on"
+        raise _DifferentWindowsError(
+            f"layers kept as full attention have windows of {sorted(values)} tokens; vLLM takes "
+            "one window per group: keep the hybrid KV cache manager on"
         )
     return values.pop() if values else None
 

@@ -1,4 +1,4 @@
-"""A vLLM case (engine arguments and a model or layers) as a plan, and what the engine's answer says.
+"""A vLLM case (engine arguments, and a model or layers) as a plan, beside the engine's answer.
 
 Shared by the golden test and the conformance fuzzer; both load it by path.
 """
@@ -15,6 +15,7 @@ from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import canonical
 from hybridplan.ledger.vllm.alignment import align
 from hybridplan.ledger.vllm.backends import Backend
+from hybridplan.ledger.vllm.bootlog import boot_log
 from hybridplan.ledger.vllm.options import VllmOptions
 from hybridplan.ledger.vllm.page import (
     AttentionCache,
@@ -95,12 +96,35 @@ def _drafter(config: dict[str, Any]) -> tuple[Layer, ...]:
 
 
 def _plan_model(case: dict[str, Any], version: str) -> PoolPlan:
-    config = dict(case["hf_config"])
-    config.pop("_generic_config_class", None)
+    config = published_keys(case["hf_config"])
     spec = read_config(config, file="case", name=config["model_type"])
     available = case["available_bytes"]
     smallest = min(available) if isinstance(available, list) else available
     return plan_vllm(spec, _deployment(case, version), _options(case), smallest)
+
+
+def published_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """A case's config in the keys checkpoints use.
+
+    The GLM-5.3-Flash cases write the engine's flat config attributes (``linear_num_heads`` ...) and
+    lean on its defaults, one attention layer after three KDA layers and three dense MLPs; published
+    files say the former in ``linear_attn_config``.
+    """
+    config = {key: value for key, value in config.items() if key != "_generic_config_class"}
+    if "text_config" in config:
+        return {**config, "text_config": published_keys(config["text_config"])}
+    if "linear_num_heads" in config and "linear_attn_config" not in config:
+        layers = range(config["num_hidden_layers"])
+        config["linear_attn_config"] = {
+            "num_heads": config.pop("linear_num_heads"),
+            "head_dim": config.pop("linear_head_dim"),
+            "short_conv_kernel_size": config.pop("linear_conv_kernel_dim"),
+            "gate_lower_bound": config.pop("linear_lower_bound"),
+            "kda_layers": [i for i in layers if i % 4 != 3],
+            "full_attn_layers": [i for i in layers if i % 4 == 3],
+        }
+        config["first_k_dense_replace"] = 3
+    return config
 
 
 def _plan_given(case: dict[str, Any], version: str) -> PoolPlan:
@@ -246,8 +270,12 @@ def as_engine_tells(plan: PoolPlan) -> dict[str, Any]:
         "num_hash_lookahead_tokens": reads.hash_tokens,
         "workers": [_worker(plan, rank) for rank in plan.ranks],
         "layers": {
-            name: (cache.block_tokens, cache.content_bytes, cache.page_bytes,
-                   cache.stride_alignment_bytes)
+            name: (
+                cache.block_tokens,
+                cache.content_bytes,
+                cache.page_bytes,
+                cache.stride_alignment_bytes,
+            )
             for name, cache in plan.layers.items()
         },
     }
@@ -324,8 +352,14 @@ def engine_told(result: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def differences(case: dict[str, Any], result: dict[str, Any], version: str) -> list[str]:
-    """Every field in which the plan and the engine disagree; empty where they agree."""
+def differences(
+    case: dict[str, Any], result: dict[str, Any], version: str, *, log: bool = True
+) -> list[str]:
+    """Every field in which the plan and the engine disagree; empty where they agree.
+
+    ``log`` also compares the boot log (an engine that answers several cases in one process prints
+    some lines only once).
+    """
     if "align_result" in result and not case.get("layers"):
         ours = align_case(case, version)
         return [] if ours == result["align_result"] else [f"{ours} != {result['align_result']}"]
@@ -337,7 +371,10 @@ def differences(case: dict[str, Any], result: dict[str, Any], version: str) -> l
         return [f"refused by the engine only: {result['error']}"]
     ours = as_engine_tells(plan)
     told = engine_told(result, ours)
-    return _compare("", ours, told)
+    found = _compare("", ours, told)
+    return found + (
+        log_differences(plan, result["vllm_log"]) if log and case.get("hf_config") else []
+    )
 
 
 def _compare(path: str, ours: Any, told: Any) -> list[str]:
@@ -350,5 +387,29 @@ def _compare(path: str, ours: Any, told: Any) -> list[str]:
                 found += _compare(f"{path}.{key}", ours[key], told[key])
         return found
     if isinstance(ours, list) and isinstance(told, list) and len(ours) == len(told):
-        return [d for i, (a, b) in enumerate(zip(ours, told)) for d in _compare(f"{path}[{i}]", a, b)]
+        return [
+            d
+            for i, (a, b) in enumerate(zip(ours, told, strict=True))
+            for d in _compare(f"{path}[{i}]", a, b)
+        ]
     return [] if ours == told else [f"{path}: ours {ours!r}, engine {told!r}"]
+
+
+def log_differences(plan: PoolPlan, told: list[str]) -> list[str]:
+    """Lines of the engine's log that the plan does not predict, or predicts otherwise.
+
+    Which backends stood to choose is not predicted, so those lines are left out; of the plan's
+    lines only those are held against the log that the driver keeps.
+    """
+    kept = (
+        "attention block size",
+        "Padding mamba",
+        "padding layers",
+        "KV cache size",
+        "KV cache layout",
+        "GDN prefill kernel",
+        "Auto-fit",
+    )
+    ours = [line for line in boot_log(plan) if any(word in line for word in kept)]
+    expected = [line for line in told if "out of potential backends" not in line]
+    return _compare("log", ours, expected)
