@@ -64,9 +64,12 @@ def _ledger(
     spacings = [_tokens(text, "--checkpoint-every") for text in checkpoint_every or ()]
     ledgers = [_account(model, deployment, lengths, spacings, download) for model in models]
     if plot is not None:
-        from hybridplan.report.plot import memory_against_context
+        from hybridplan.report.plot import curve_contexts, memory_against_context
 
-        memory_against_context(ledgers, plot)
+        longest = max(line.tokens for ledger in ledgers for line in ledger.contexts)
+        lengths = list(curve_contexts(longest))
+        curves = [_account(model, deployment, lengths, [], download) for model in models]
+        memory_against_context(curves, plot)
     if compare:
         _answer_comparison(ledgers, json)
     else:

@@ -14,10 +14,19 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 _MIB = 1 << 20
+_FIRST_TOKENS = 64
+
+
+def curve_contexts(max_tokens: int) -> tuple[int, ...]:
+    """Lengths close enough for a smooth curve: four to each doubling, up to the maximum."""
+    lengths = [_FIRST_TOKENS]
+    while lengths[-1] < max_tokens:
+        lengths.append(min(max_tokens, int(_FIRST_TOKENS * 2 ** (len(lengths) / 4))))
+    return tuple(lengths)
 
 
 def memory_against_context(ledgers: Sequence[Ledger], path: Path) -> None:
-    """Draw a request's MiB against its tokens, hybrid and twin, with the crossovers marked.
+    """Draw a request's MiB against its contexts, hybrid and twin, with the crossovers marked.
 
     The file's suffix decides its format; the same ledgers give the same bytes. Raises InputError
     for a suffix that is none of FORMATS or a path that cannot be written, MissingExtraError
@@ -55,7 +64,7 @@ def _lines(axes: Axes, ledger: Ledger, colour: str) -> None:
     lengths = [line.tokens for line in ledger.contexts]
     name = ledger.model.name
     hybrid = [line.hybrid_bytes / _MIB for line in ledger.contexts]
-    axes.plot(lengths, hybrid, color=colour, label=name, marker=".")
+    axes.plot(lengths, hybrid, color=colour, label=name)
     twins = [line.twin_bytes for line in ledger.contexts]
     if any(twin is None for twin in twins) or not ledger.model.recurrent_layers:
         return
