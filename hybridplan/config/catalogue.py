@@ -52,12 +52,13 @@ def read_entries(base: Path) -> dict[str, Entry]:
         if row is None:
             in_table = False
             continue
-        cells = row.groups()
-        if cells[:4] == ("file", "model id", "source", "confidence"):
+        name, model_id, source, confidence, note = row.groups()
+        if (name, model_id, confidence) == ("file", "model id", "confidence"):
             in_table = True
             continue
-        path = base / f"{cells[0]}.json"
+        path = base / f"{name}.json"
         if in_table and path.is_file():
-            companion = base / "hf_quant" / f"{cells[0]}.hf_quant_config.json"
-            found[cells[0]] = Entry(*cells, path, companion if companion.is_file() else None)
+            beside = base / "hf_quant" / f"{name}.hf_quant_config.json"
+            companion = beside if beside.is_file() else None
+            found[name] = Entry(name, model_id, source, confidence, note, path, companion)
     return found

@@ -193,7 +193,9 @@ class Fields:
         if first != second:
             detail = ""
             if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-                index = next(i for i, (a, b) in enumerate(zip(first, second)) if a != b)
+                index = next(
+                    i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b
+                )
                 detail = f" (layer {index}: {first[index]} against {second[index]})"
             raise self.fail(
                 f"{self.at(one)} and {self.at(two)} disagree about {what}{detail}; "

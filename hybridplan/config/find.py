@@ -85,8 +85,7 @@ def in_catalogue(text: str) -> Entry | None:
     """The entry a user means: its name, its hub id, or a beginning that only one entry has."""
     catalogue = entries()
     wanted = plain(text)
-    owner, _, bare = text.rpartition("/")
-    if owner:
+    if "/" in text:
         same = [e for e in catalogue.values() if plain(_hub_id(e)) == wanted]
         return min(same, key=lambda e: len(e.name), default=None)
     for spelling in (lambda e: e.name, lambda e: _hub_id(e).rpartition("/")[2]):

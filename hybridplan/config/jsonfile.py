@@ -6,7 +6,6 @@ Nothing here imports or runs what lies beside the file.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        mode = os.stat(path).st_mode
+        mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise ConfigError(f"{path} is a folder, not a config.json")
         if not stat.S_ISREG(mode):

@@ -65,8 +65,9 @@ class Attention:
     K and V.
     ``shared_kv_weights``: K and V come from one projection (both are still cached).
     ``output_gate`` doubles the q projection (Qwen3-Next) and has no cache.
-    The remaining fields only decide parameters. ``qk_norm``: "head" norms head_dim wide,
-    "full" norms heads x head_dim wide.
+    The remaining fields only decide parameters. ``output_projection`` False: the output joins
+    another mixer's before a projection that is counted there (Hymba). ``qk_norm``: "head" norms
+    head_dim wide, "full" norms heads x head_dim wide.
     """
 
     heads: int
@@ -82,6 +83,7 @@ class Attention:
     output_bias: bool = False
     qk_norm: Literal["none", "head", "full"] = "none"
     sinks: bool = False
+    output_projection: bool = True
     input_dim: int | None = None
     kind: Literal["attention"] = "attention"
 
@@ -318,13 +320,18 @@ class Quantization:
 
     ``weight_bits`` is of the quantised linear layers; ``block_tokens`` style details stay in
     ``method``. ``excluded`` are the module patterns left in the model dtype. ``kv_dtype`` None: the
-    checkpoint says nothing.
+    checkpoint says nothing. ``experts_only``: nothing but routed experts is quantised (gpt-oss).
+    ``overrides`` gives bits per weight, scales included, by module name; where it is not empty,
+    modules it does not name stay in the model dtype.
     """
 
     method: str
     weight_bits: int
     scale_bits_per_weight: float = 0.0
     expert_bits: int | None = None
+    expert_scale_bits_per_weight: float = 0.0
+    experts_only: bool = False
+    overrides: tuple[tuple[str, float], ...] = ()
     kv_dtype: str | None = None
     excluded: tuple[str, ...] = ()
     stated_in: str = ""
@@ -336,9 +343,9 @@ class ModelSpec:
 
     ``draft_layers`` are MTP / next-n layers the checkpoint carries. ``prefix_tokens`` are learnt
     tokens put before every prompt (Hymba: 128). ``max_tokens`` is 0 where the file states no
-    context length because the model has none (pure recurrent). ``state_dtype`` is what the config asks for
-    (``mamba_ssm_dtype``), None where it is silent. ``sources`` maps "<mixer kind>.<field>" or
-    "model.<field>" to the config key it came from. ``notes`` are sentences a user should read.
+    context length because the model has none (pure recurrent). ``state_dtype`` is what the config
+    asks for (``mamba_ssm_dtype``), None where it is silent. ``sources`` maps "<mixer kind>.<field>"
+    or "model.<field>" to the config key it came from. ``notes`` are sentences a user should read.
     """
 
     name: str

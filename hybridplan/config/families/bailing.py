@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from hybridplan.config.families import common, moe_layers
 from hybridplan.config.fields import Fields
-from hybridplan.config.spec import KimiDelta, Lightning, Mixer, ModelSpec
+from hybridplan.config.spec import (
+    Attention,
+    KimiDelta,
+    LatentAttention,
+    Lightning,
+    Mixer,
+    ModelSpec,
+    MoE,
+)
 
 KINDS = {"full_attention": "full", "attention": "full", "linear_attention": "linear"}
 
@@ -23,6 +31,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         extra = {"full": {"mixer_head_gate": hidden * full.heads}}
     mlps = moe_layers.deepseek_mlps(f, count, _experts(f))
     draft = common.draft_count(f, "num_nextn_predict_layers", "num_mtp_layers")
+    head_gate = extra.get("full", {})
     return common.model(
         f,
         root,
@@ -33,7 +42,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
             extra=extra,
         ),
         draft_layers=common.drafts(
-            draft, (full,), mlps[-1], count, {"mtp_projection": 2 * hidden * hidden + 3 * hidden}
+            draft, (full,), mlps[-1], count, moe_layers.mtp_extra(f) | head_gate
         ),
     )
 
@@ -55,7 +64,7 @@ def _layer_kinds(f: Fields, count: int) -> list[str]:
     return kinds
 
 
-def _full(f: Fields) -> common.Attention | common.LatentAttention:
+def _full(f: Fields) -> Attention | LatentAttention:
     if f.has("kv_lora_rank"):
         return common.latent(f)
     if f.data.get("model_type") != "bailing_moe_linear":
@@ -94,7 +103,7 @@ def _kda(f: Fields) -> Mixer:
     )
 
 
-def _experts(f: Fields) -> common.MoE:
+def _experts(f: Fields) -> MoE:
     width = f.whole("moe.intermediate", "moe_intermediate_size")
     each = f.maybe_whole("moe.shared_intermediate", "moe_shared_expert_intermediate_size") or width
     return common.moe(

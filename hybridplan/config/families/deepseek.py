@@ -38,7 +38,13 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         f,
         root,
         layers=layers,
-        draft_layers=common.drafts(draft, (mla,), mlps[-1], count, moe_layers.mtp_extra(f)),
+        draft_layers=common.drafts(
+            draft,
+            (mla,),
+            mlps[-1],
+            count,
+            moe_layers.mtp_extra(f, copies=kind.startswith(("deepseek", "kimi"))),
+        ),
     )
 
 

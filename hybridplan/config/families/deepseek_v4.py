@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridplan.config.families import common, moe_layers
 from hybridplan.config.fields import Fields
 from hybridplan.config.spec import CompressedAttention, Indexer, Layer, ModelSpec, MoE, Source
@@ -26,12 +28,15 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     hidden = common.hidden_size(f)
     streams = f.whole("model.streams", "hc_mult", most=64)
     per_site = (2 + streams) * streams * (streams * hidden + 1) + 3
+    at_head = streams * streams * hidden + streams + 1
     hashed = 0 if newer else f.maybe_whole("moe.hash_layers", "num_hash_layers", least=0) or 0
     layers = []
     for i, ratio in enumerate(ratios):
         indexed = ratio > 0 if newer else 0 < ratio < 32
         mixer = shape.mixer(ratio, kv_owners[i], index_owners[i] if indexed else None)
         extra = {"mixing_streams": 2 * per_site}
+        if i < hashed:
+            extra["hash_table"] = f.whole("model.vocab_size", "vocab_size") * experts.topk
         mlp = experts if i >= hashed else _hashed(experts)
         layers.append(Layer(i, (mixer,), mlp, extra_params=extra))
     if f.has("engram_layer_ids"):
@@ -46,21 +51,31 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         draft_layers=common.drafts(
             drafts,
             (shape.mixer(0, True, None),),
-            experts,
+            _draft_experts(f, experts),
             count,
-            {"mtp_projection": 2 * hidden * hidden + 3 * hidden, "mixing_streams": 2 * per_site},
+            moe_layers.mtp_extra(f) | {"mixing_streams": 2 * per_site + at_head},
         ),
         extra_params={
-            "mixing_streams": streams * streams * hidden + streams + 1,
+            "mixing_streams": at_head,
             "engram_tables": _engram(f),
         },
     )
 
 
 def _hashed(experts: MoE) -> MoE:
-    from dataclasses import replace
-
+    """The first layers route by a table of token ids and have no score bias."""
     return replace(experts, router_bias=False)
+
+
+def _draft_experts(f: Fields, experts: MoE) -> MoE:
+    """V4.1's draft layers have fewer experts of their own (dspark_*)."""
+    if not f.has("dspark_n_routed_experts"):
+        return experts
+    return replace(
+        experts,
+        experts=f.whole("moe.draft_experts", "dspark_n_routed_experts", most=1 << 20),
+        topk=f.whole("moe.draft_topk", "dspark_num_experts_per_tok", most=1 << 20),
+    )
 
 
 class _Shape:

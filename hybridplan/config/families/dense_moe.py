@@ -34,7 +34,9 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         f,
         root,
         layers=common.stack(kinds, {"full": (full,), "sliding": (sliding,)}, mlps),
-        draft_layers=common.drafts(draft, (full,), mlps[-1], count, moe_layers.mtp_extra(f)),
+        draft_layers=common.drafts(
+            draft, (full,), mlps[-1], count, moe_layers.mtp_extra(f, copies=True)
+        ),
     )
 
 

@@ -35,7 +35,8 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     if f.has("ple_layer_ids") or not f.has("ple_embed_dim"):
         f.notes.append(
             "the per-layer n-gram embedding (ple_*, tens of billions of parameters that may sit in "
-            "host memory, and its small convolution state) is not counted: the file does not size it"
+            "host memory, and its small convolution state) is not counted: the file does not size "
+            "it"
         )
     draft = common.draft_count(f, "mtp_num_hidden_layers")
     return common.model(

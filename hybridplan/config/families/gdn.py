@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridplan.config.families import common
 from hybridplan.config.fields import Fields
-from hybridplan.config.spec import MLP, GatedDeltaNet, ModelSpec
+from hybridplan.config.spec import MLP, Attention, GatedDeltaNet, Layer, ModelSpec
 
 KINDS = {"linear_attention": "gdn", "full_attention": "full", "attention": "full"}
 
@@ -82,7 +82,7 @@ def _mlps(f: Fields, count: int) -> list[MLP | None]:
     return common.sparse_steps(f, count, experts)
 
 
-def _drafts(f: Fields, count: int, full: common.Attention, mlp: MLP | None) -> list[common.Layer]:
+def _drafts(f: Fields, count: int, full: Attention, mlp: MLP | None) -> list[Layer]:
     drafts = common.draft_count(f, "mtp_num_hidden_layers", "num_nextn_predict_layers")
     hidden = common.hidden_size(f)
     extra = {"mtp_projection": 2 * hidden * hidden + 3 * hidden}

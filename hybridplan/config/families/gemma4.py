@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybridplan.config.families import common
 from hybridplan.config.fields import Absent, Fields
-from hybridplan.config.spec import Attention, DenseMLP, Layer, ModelSpec
+from hybridplan.config.spec import Attention, DenseMLP, Layer, ModelSpec, MoE
 
 KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
@@ -89,7 +89,7 @@ def _widths(f: Fields, count: int, sources: dict[int, int]) -> list[DenseMLP]:
     return [DenseMLP(w * (2 if double and i in sources else 1)) for i, w in enumerate(widths)]
 
 
-def _experts(f: Fields) -> common.MoE | None:
+def _experts(f: Fields) -> MoE | None:
     if not f.flag("moe.enabled", "enable_moe_block", False):
         return None
     return common.moe(f, experts=("num_experts",), topk=("top_k_experts", "num_experts_per_tok"))

@@ -24,21 +24,33 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     mla = common.latent(f, indexer=_indexer(f))
     owned = deepseek.indexer_owners(f, count)
     mlps = moe_layers.deepseek_mlps(f, count)
+    streams = _streams(f)
     layers = [
-        Layer(i, (delta if kind == "kda" else deepseek.with_owner(mla, owns),), mlp)
+        Layer(
+            i,
+            (delta if kind == "kda" else deepseek.with_owner(mla, owns),),
+            mlp,
+            extra_params=streams,
+        )
         for i, (kind, owns, mlp) in enumerate(zip(kinds, owned, mlps, strict=True))
     ]
-    if f.flag("model.hyper_connections", "mhc", False):
-        f.notes.append(
-            "mhc adds hyper-connection weights (4 streams); they are not counted in the parameters"
-        )
     draft = common.draft_count(f, "num_nextn_predict_layers")
     return common.model(
         f,
         root,
         layers=layers,
-        draft_layers=common.drafts(draft, (mla,), mlps[-1], count, moe_layers.mtp_extra(f)),
+        draft_layers=common.drafts(
+            draft, (mla,), mlps[-1], count, moe_layers.mtp_extra(f) | streams
+        ),
     )
+
+
+def _streams(f: Fields) -> dict[str, int]:
+    """Hyper-connection weights of a layer: two sites that mix ``hc_mult`` residual streams."""
+    if not f.flag("model.hyper_connections", "mhc", False):
+        return {}
+    n = f.whole("model.streams", "hc_mult", most=64)
+    return {"mixing_streams": 2 * ((2 + n) * n * (n * common.hidden_size(f) + 1) + 3)}
 
 
 def _indexer(f: Fields) -> Indexer:

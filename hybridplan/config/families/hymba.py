@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybridplan.config.families import common, jamba
 from hybridplan.config.fields import Fields
-from hybridplan.config.spec import Layer, Mamba1, ModelSpec, Source
+from hybridplan.config.spec import Attention, Layer, Mamba1, ModelSpec, Source
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
@@ -17,7 +17,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     full = set(f.wholes("global_attn_idx", most=count - 1))
     f.sources["model.pattern"] = Source(f.at("global_attn_idx"))
     window = common.sliding(f) if len(full) < count else None
-    attention = common.attention(f)
+    attention = replace(_attention(f), output_projection=False)
     inner = f.whole("mamba1.inner", "mamba_expand", most=1024) * common.hidden_size(f)
     mamba = Mamba1(
         inner=inner,
@@ -42,13 +42,11 @@ def read(f: Fields, root: Fields) -> ModelSpec:
                 mamba,
             ),
             mlp,
+            extra_params={"mixer_norms": 2 * inner},
         )
         for i in range(count)
     ]
     meta = f.whole("model.prefix_tokens", "num_memory_tokens", least=0)
-    f.notes.append(
-        "projections shared between Hymba's two mixers make its parameter count approximate"
-    )
     return common.model(
         f,
         root,
@@ -57,6 +55,16 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         prefix_tokens=meta,
         extra_params={"meta_tokens": meta * common.hidden_size(f)},
     )
+
+
+def _attention(f: Fields) -> Attention:
+    """K and V heads of widths of their own; -1 or absent means head_dim, hidden / heads."""
+    base = common.attention(f)
+    widths = []
+    for field, key in (("key_dim", "kq_head_dim"), ("value_dim", "v_head_dim")):
+        own = f.has(key) and f.data[key] != -1
+        widths.append(f.whole(f"attention.{field}", key, most=1 << 16) if own else base.key_dim)
+    return replace(base, key_dim=widths[0], value_dim=widths[1])
 
 
 def _kv_sources(f: Fields, count: int, full: set[int]) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridplan.config.families import common
 from hybridplan.config.fields import Absent, Fields
-from hybridplan.config.spec import MLP, Mamba1, ModelSpec
+from hybridplan.config.spec import MLP, Mamba1, Mixer, ModelSpec
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
@@ -14,7 +14,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         words = {"mamba": "mamba", "attention": "full"}
         listed = common.listed(f, "layers_block_type", words, count)
         f.agree("the layers", "layers_block_type", listed, "attn_layer_period", kinds)
-    mixers = {"full": (common.attention(f),), "mamba": (_mamba(f),)}
+    mixers: dict[str, tuple[Mixer, ...]] = {"full": (common.attention(f),), "mamba": (_mamba(f),)}
     return common.model(f, root, layers=common.stack(kinds, mixers, _mlps(f, count)))
 
 

@@ -18,13 +18,14 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     latent_dim = f.maybe_whole("moe.latent_dim", "routed_expert_hidden_size")
     experts = moe_layers.deepseek_experts(f, latent_dim=latent_dim)
     mlps = moe_layers.deepseek_mlps(f, count, experts)
-    normed = latent_dim and f.flag("moe.latent_norm", "latent_moe_use_norm", False)
+    with_norm = f.flag("moe.latent_norm", "latent_moe_use_norm", False)
+    normed = latent_dim if with_norm and latent_dim is not None else 0
     layers = [
         Layer(
             i,
             (kda if kind == "kda" else mla,),
             mlp,
-            extra_params={"mlp_latent_norm": latent_dim} if normed and mlp is experts else {},
+            extra_params={"mlp_latent_norm": normed} if normed and mlp is experts else {},
         )
         for i, (kind, mlp) in enumerate(zip(kinds, mlps, strict=True))
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridplan.config.families import common
 from hybridplan.config.families.mamba import NO_CONTEXT
 from hybridplan.config.fields import Absent, Fields
@@ -34,8 +36,6 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         tied_absent=True,
         context_absent=NO_CONTEXT,
     )
-    from dataclasses import replace
-
     return replace(spec, vocab_size=padded)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridplan.config.families import common, minimax, moe_layers
 from hybridplan.config.fields import Fields
-from hybridplan.config.spec import MLP, Attention, Layer, ModelSpec
+from hybridplan.config.spec import MLP, Attention, Indexer, Layer, ModelSpec
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
@@ -14,14 +16,28 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         raise f.fail(f"{f.at('attn_type_list')} names lightning layers, which M2 does not have")
     f.record("model.pattern", "num_hidden_layers alone: full attention in every layer")
     full = common.attention(f, quotient=False, qk_norm=_qk_norm(f))
-    if f.has("sparse_attention_config"):
-        f.notes.append(
-            "block-sparse attention reads few blocks but stores full KV; its index keys are not "
-            "counted, as the file does not say what they store"
-        )
+    indexers = _indexers(f, count)
     mlps = _mlps(f, count)
-    layers = [Layer(i, (full,), mlp) for i, mlp in enumerate(mlps)]
+    layers = [
+        Layer(i, (replace(full, indexer=indexer),), mlp)
+        for i, (indexer, mlp) in enumerate(zip(indexers, mlps, strict=True))
+    ]
     return common.model(f, root, layers=layers, draft_layers=_drafts(f, count, full, mlps))
+
+
+def _indexers(f: Fields, count: int) -> list[Indexer | None]:
+    """M3: block-sparse layers store full KV and, beside it, one index key per token."""
+    if not f.has("sparse_attention_config"):
+        return [None] * count
+    sparse = f.section("sparse_attention_config")
+    flags = sparse.wholes("sparse_attention_freq", most=1)
+    sparse.per_layer("sparse_attention_freq", count, flags)
+    indexer = Indexer(
+        head_dim=sparse.whole("indexer.head_dim", "sparse_index_dim", most=1 << 16),
+        query_heads=sparse.whole("indexer.query_heads", "sparse_num_index_heads", most=1 << 16),
+        form="block",
+    )
+    return [indexer if flag else None for flag in flags]
 
 
 def _qk_norm(f: Fields) -> str:

@@ -62,15 +62,14 @@ def deepseek_mlps(f: Fields, count: int, experts: MoE | None = None) -> list[MLP
     return [chosen if is_sparse else plain for is_sparse in sparse]
 
 
-def mtp_extra(f: Fields) -> dict[str, int]:
-    """Weights of a next-token layer beside its mixer and MLP, as DeepSeek-V3 stores it.
+def mtp_extra(f: Fields, *, copies: bool = False) -> dict[str, int]:
+    """Weights of a next-token layer beside its mixer and MLP.
 
-    A projection of two hidden vectors to one, the norms of both and of the shared head, and copies
-    of the embedding and the head.
+    A projection of two hidden vectors to one, and the norms of both and of the shared head.
+    ``copies``: the checkpoint stores the embedding and the head once more (DeepSeek-V3, GLM-4.5).
     """
     hidden = common.hidden_size(f)
-    vocab = f.whole("model.vocab_size", "vocab_size")
-    return {
-        "mtp_projection": 2 * hidden * hidden + 3 * hidden,
-        "mtp_embedding_copies": 2 * vocab * hidden,
-    }
+    extra = {"mtp_projection": 2 * hidden * hidden + 3 * hidden}
+    if copies:
+        extra["mtp_embedding_copies"] = 2 * hidden * f.whole("model.vocab_size", "vocab_size")
+    return extra

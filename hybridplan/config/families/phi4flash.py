@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybridplan.config.families import common
 from hybridplan.config.fields import Absent, Fields
-from hybridplan.config.spec import GatedMemoryUnit, Mamba1, ModelSpec
+from hybridplan.config.spec import GatedMemoryUnit, Mamba1, Mixer, ModelSpec
 
 CODE = "absent: a constant of the checkpoint's modelling code"
 
@@ -34,14 +34,14 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     )
     full = common.attention(f, qkv_bias=True, output_bias=True)
     window = common.sliding(f)
-    mixers = {
+    mixers: dict[str, tuple[Mixer, ...]] = {
         "mamba": (mamba,),
         "sliding": (replace(full, window=window),),
         "full": (full,),
         "gmu": (GatedMemoryUnit(mamba.inner),),
         "cross": (replace(full, kv_source_layer=half + 1),),
     }
-    differential = {"mixer_differential": 4 * (full.key_dim // 2) + full.key_dim}
+    differential = {"mixer_differential": 6 * full.key_dim}
     f.notes.append("Mamba-1 sizes (d_state 16, d_conv 4, expand 2) come from the modelling code")
     return common.model(
         f,

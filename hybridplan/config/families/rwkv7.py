@@ -19,13 +19,13 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     if hidden % width:
         raise f.fail(f"hidden_size {hidden} is not a multiple of head_dim {width}")
     f.record("rwkv7.heads", "hidden_size / head_dim")
-    ranks = [f.maybe_whole(f"rwkv7.{key}", key) or 0 for key in LORAS]
-    if not all(ranks):
+    decay, gate, a, v = (f.maybe_whole(f"rwkv7.{key}", key) or 0 for key in LORAS)
+    if not (decay and gate and a and v):
         f.notes.append(
             "the ranks of RWKV-7's small projections are not in the file; their weights are not "
             "counted"
         )
-    mixer = RWKV7(hidden // width, width, *ranks)
+    mixer = RWKV7(hidden // width, width, decay, gate, a, v)
     mlp = DenseMLP(f.whole("mlp.intermediate", "intermediate_size"), matrices=2)
     return common.model(
         f,

@@ -1,4 +1,4 @@
-"""Step-3.7-Flash: full and sliding attention with per-head gates, experts after the first layers."""
+"""Step-3.7-Flash: full and sliding attention with per-head gates, then experts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         root,
         layers=common.stack(kinds, {"full": (full,), "sliding": (sliding,)}, mlps, extra=extra),
         draft_layers=common.drafts(
-            drafts, (sliding,), common.dense(f), count, moe_layers.mtp_extra(f)
+            drafts, (sliding,), common.dense(f), count, moe_layers.mtp_extra(f, copies=True)
         ),
     )
 
