@@ -28,7 +28,10 @@ class Trace:
     def __init__(self, opening: Opening, fmt: Format, chosen: How) -> None:
         self._opening = opening
         self._format = fmt
-        self._plan = fmt.plan(opening)
+        try:
+            self._plan = fmt.plan(opening)
+        except BadRow as error:
+            raise opening.refuse(str(error)) from error
         self._tally = Tally()
         self.options = opening.options
         self.counts = TraceCounts()

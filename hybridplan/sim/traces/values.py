@@ -41,6 +41,8 @@ def number(value: object, name: str) -> int | float:
         raise BadRow(f"{name} is {shown(value)}, not a number")
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRow(f"{name} is {value}, not a finite number")
+    if isinstance(value, int) and abs(value) >= 10**30:
+        raise BadRow(f"{name} is {shown(value)}, far out of range")
     return value
 
 

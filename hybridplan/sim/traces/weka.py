@@ -43,6 +43,8 @@ class Weka(Format):
             unit = Fact(str(options.block_tokens), "given")
         elif block is not None:
             unit = Fact(str(tokens(block, "block_size")), "read", "block_size")
+            if unit.value == "0":
+                raise opening.refuse("block_size is 0, a block holds one token at least")
         else:
             raise opening.refuse("the sessions name no block_size; say --block-tokens")
         local = opening.first_value("hash_id_scope") != "global"
