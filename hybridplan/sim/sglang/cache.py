@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hybridplan.sim.sequence import TokenSequence
 from hybridplan.sim.sglang.config import PoolExhaustedError, SglangCacheConfig
+from hybridplan.sim.sglang.host import HostTier
 from hybridplan.sim.sglang.node import Node
 from hybridplan.sim.sglang.tree import StateTree
 
@@ -23,6 +24,7 @@ class Admitted:
 
     ``tracked`` has one entry per extend: the position whose state was kept, or None.
     ``copied``: a cached state was copied into the request's own slot.
+    ``restored_tokens`` of the hit came back from the host tier.
     """
 
     hit_tokens: int
@@ -32,6 +34,8 @@ class Admitted:
     tracked: tuple[int | None, ...]
     evicted_states: int
     evicted_kv_tokens: int
+    restored_tokens: int
+    prefill_chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,11 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The request's memory went to the tree or back to the pools."""
+    """The request's memory went to the tree or back to the pools. ``states_kept`` counts the
+    states the tree took from it, in prefill and at the end; ``kept_tokens`` is the KV it has."""
 
     kept_tokens: int
-    kept_state: bool
+    states_kept: int
     evicted_states: int
     evicted_kv_tokens: int
 
@@ -66,6 +71,7 @@ class _Running:
         "sequence",
         "slots",
         "state_locked",
+        "states_given",
     )
 
     def __init__(self, sequence: TokenSequence, node: Node, hit_tokens: int, slots: int) -> None:
@@ -76,6 +82,7 @@ class _Running:
         self.slots = slots
         self.last_tracked = 0
         self.state_locked = True
+        self.states_given = 0
         self.decoded = 0
 
 
@@ -95,6 +102,9 @@ class SglangCache:
             config.checkpoint_grid,
             config.max_states_per_path,
         )
+        self.host: HostTier | None = None
+        if config.host_kv_tokens:
+            self.host = HostTier(self.tree, config)
         self.running: dict[str, _Running] = {}
 
     def start(self, request_id: str, sequence: TokenSequence, prompt_tokens: int) -> Admitted:
@@ -102,6 +112,9 @@ class SglangCache:
         config, tree = self.config, self.tree
         states_before, kv_before = tree.evicted_states, tree.evicted_kv_tokens
         found = tree.match(sequence, prompt_tokens - 1)
+        device_hit_tokens = found.hit_tokens
+        if self.host is not None:
+            found = self.host.restore(sequence, prompt_tokens - 1, found)
         copied = found.node.state
         if copied:
             self._take_copy(found.node)
@@ -117,7 +130,7 @@ class SglangCache:
                 " run fewer requests at once or give more slots"
             )
         tree.slots_free -= need
-        tracked = self._prefill(request, request_id, prompt_tokens, found.branch_tokens)
+        chunks, tracked = self._prefill(request, request_id, prompt_tokens, found.branch_tokens)
         self.running[request_id] = request
         return Admitted(
             found.hit_tokens,
@@ -127,6 +140,8 @@ class SglangCache:
             tracked,
             tree.evicted_states - states_before,
             tree.evicted_kv_tokens - kv_before,
+            found.hit_tokens - device_hit_tokens,
+            chunks,
         )
 
     def decode(self, request_id: str, output_tokens: int) -> Decoded:
@@ -164,7 +179,7 @@ class SglangCache:
         tree.unlock(request.node, request.state_locked)
         return Finished(
             request.owned_from,
-            kept,
+            request.states_given,
             tree.evicted_states - states_before,
             tree.evicted_kv_tokens - kv_before,
         )
@@ -173,11 +188,12 @@ class SglangCache:
 
     def _prefill(
         self, request: _Running, request_id: str, prompt_tokens: int, branch: int | None
-    ) -> tuple[int | None, ...]:
+    ) -> tuple[int, tuple[int | None, ...]]:
+        """Number of extends, and what each tracked."""
         config = self.config
         page = config.page_tokens
         step = config.chunked_prefill_tokens or prompt_tokens
-        position, tracked = request.kv_end, []
+        chunks, position, tracked = 0, request.kv_end, []
         while position < prompt_tokens:
             end = min(position + step, prompt_tokens)
             if end < prompt_tokens:
@@ -189,8 +205,8 @@ class SglangCache:
                 tracked.append(keep)
             if keep is not None:
                 self._checkpoint(request, request_id, keep)
-            position = end
-        return tuple(tracked)
+            chunks, position = chunks + 1, end
+        return chunks, tuple(tracked)
 
     def _tracked_in_extend(self, begin: int, end: int, branch: int | None) -> int | None:
         """The one position whose state an extend keeps (`req_prepare_for_extend`)."""
@@ -230,6 +246,9 @@ class SglangCache:
         tree.unlock(request.node, request.state_locked)
         tree.lock(node, hold_state)
         request.node, request.state_locked, request.owned_from = node, hold_state, end
+        request.states_given += not had_state
+        if self.host is not None:
+            self.host.write_through(request.sequence, end)
         return had_state
 
     def _take_copy(self, node: Node) -> None:

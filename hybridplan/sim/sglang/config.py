@@ -26,6 +26,8 @@ class SglangCacheConfig:
     ``chunk_tokens`` is the config's `mamba_chunk_size`, 64 where it has none.
     ``chunked_prefill_tokens`` None prefills a prompt in one extend.
     ``overlap`` gives extra_buffer two tracking slots instead of one.
+    ``host_kv_tokens`` and ``host_state_slots`` add the host tier of `host`, which is a reading of
+    HiCache that was never compared with the engine.
     """
 
     kv_tokens: int
@@ -38,6 +40,8 @@ class SglangCacheConfig:
     max_states_per_path: int = -1
     overlap: bool = True
     skip_decode_lock: bool = False
+    host_kv_tokens: int = 0
+    host_state_slots: int = 0
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -56,6 +60,11 @@ class SglangCacheConfig:
             raise InputError(
                 f"no_buffer needs page size 1, asked {self.page_tokens};"
                 " take extra_buffer or page size 1"
+            )
+        if (self.host_kv_tokens > 0) != (self.host_state_slots > 0):
+            raise InputError(
+                f"a host tier needs room for both: {self.host_kv_tokens} KV tokens,"
+                f" {self.host_state_slots} states"
             )
         small, large = sorted((self.chunk_tokens, self.page_tokens))
         if large % small:
@@ -94,6 +103,11 @@ class SglangCacheConfig:
     def track_grid(self) -> int:
         """Grid in tokens of the states taken in decode (`mamba_track_grid`)."""
         return math.lcm(self.checkpoint_grid, self.track_interval_tokens)
+
+    @property
+    def slots_per_request(self) -> int:
+        """State slots a request may need at most, `ratio` of the memory split: 5, 4 or 3."""
+        return 3 + self.tracking_slots - (self.skip_decode_lock and self.tracks)
 
     @property
     def tracking_slots(self) -> int:
