@@ -133,3 +133,27 @@ def check_slots(
         if len(set(used)) != len(used):
             twice = next(i for i in used if used.count(i) > 1)
             raise KernelInputError(f"{name} holds slot {twice} twice; each is written once")
+
+
+class Passed:
+    """Layouts of a call's tensors that have passed their checks, so that each is checked once."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._keys: set[tuple[object, ...]] = set()
+
+    def key(self, *tensors: torch.Tensor | None, also: object = None) -> tuple[object, ...]:
+        """What the checks depend on: shape, strides, dtype, device of each, and ``also``."""
+        described = (
+            (x.shape, x.stride(), x.dtype, x.device) if x is not None else x for x in tensors
+        )
+        return (also, *described)
+
+    def __contains__(self, key: tuple[object, ...]) -> bool:
+        return key in self._keys
+
+    def add(self, key: tuple[object, ...]) -> None:
+        """Remember ``key``; forgets all when full, which costs only repeated checks."""
+        if len(self._keys) >= self._most:
+            self._keys.clear()
+        self._keys.add(key)

@@ -1,42 +1,83 @@
-"""Checks of exported states, the same for every prefill that can write them."""
+"""Checks of slot ids, done once per content: who reads, who writes, and that nobody collides."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from hybridplan.kernels.common.checks import host_values, is_capturing, require
+from hybridplan.kernels.common.checks import check_tensor, host_values, is_capturing, require
+
+Export = tuple[int, int, int]
+"""A state to keep from a prefill: (sequence, tokens from its start, slot)."""
 
 
-def checked_exports(
-    exports: Sequence[tuple[int, int, int]],
+def check_prefill_slots(
+    slots: Tensor,
+    read_slots: Tensor | None,
+    exports: Sequence[Export],
+    sequences: int,
     pool_slots: int,
-    slot_ids: Tensor,
-    initial_slot_ids: Tensor,
-) -> tuple[tuple[int, int, int], ...]:
-    """Exports (sequence, tokens, slot) as a tuple, each slot in the pool and used by nobody else.
+    trust_ids: bool,
+) -> tuple[Export, ...]:
+    """Check where a prefill reads and writes; returns the exports as a tuple.
 
-    Positions are checked where the chunk table is built. During graph capture the request's own
-    slots cannot be read, so only the export slots themselves are compared.
+    slots and read_slots: int32 [sequences], -1 or in the pool. A slot is written once, and never
+    while another sequence starts from it. Ids are not read while a CUDA graph is captured, nor
+    with ``trust_ids``; kernels then take an id outside the pool for padding. Positions of exports
+    are checked where the batch's table is built.
     """
-    if not exports:
-        return ()
-    stops = tuple((int(n), int(position), int(slot)) for n, position, slot in exports)
-    own: set[int] = set()
-    if not is_capturing(slot_ids.device):
-        own.update(host_values("slot_ids", slot_ids))
-        own.update(host_values("initial_slot_ids", initial_slot_ids))
-    for n, position, slot in stops:
-        require(
-            0 <= slot < pool_slots,
-            f"the export after {position} tokens of sequence {n} names slot {slot}, "
-            f"the pool has {pool_slots}",
-        )
-        require(
-            slot not in own,
-            f"the export after {position} tokens of sequence {n} names slot {slot}, "
-            "which another export or a request of this batch uses",
-        )
-        own.add(slot)
+    check_tensor("slots", slots, (sequences,), (torch.int32,), slots.device)
+    if read_slots is not None:
+        check_tensor("read_slots", read_slots, (sequences,), (torch.int32,), slots.device)
+    stops = tuple((int(n), int(p), int(slot)) for n, p, slot in exports)
+    if not trust_ids and not is_capturing(slots.device):
+        final = host_values("slots", slots)
+        read = final if read_slots is None else host_values("read_slots", read_slots)
+        _check_use(final, read, stops, pool_slots)
     return stops
+
+
+def check_decode_slots(
+    slots: Tensor, accepted: Tensor | None, pool_slots: int, trust_ids: bool
+) -> tuple[int, int]:
+    """Check int32 slots [B] or [B, D] and accepted [B] of a decode step; returns (B, D)."""
+    require(slots.dim() in (1, 2), f"slots has {slots.dim()} dimensions, needed [B] or [B, D]")
+    B, D = slots.shape[0], slots.shape[1] if slots.dim() == 2 else 1
+    check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), slots.device)
+    if accepted is not None:
+        check_tensor("accepted", accepted, (B,), (torch.int32,), slots.device)
+    if not trust_ids and not is_capturing(slots.device):
+        ids = host_values("slots", slots)
+        _check_use(ids, ids, (), pool_slots)
+        if accepted is not None:
+            counts = host_values("accepted", accepted)
+            wrong = next((c for c in counts if not 1 <= c <= D), None)
+            require(wrong is None, f"accepted holds {wrong}, needed 1 to {D} tokens")
+    return B, D
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_use(
+    final: tuple[int, ...], read: tuple[int, ...], exports: tuple[Export, ...], pool_slots: int
+) -> None:
+    writer: dict[int, int] = {}
+    for n, slot in [*enumerate(final), *((-1, slot) for _, _, slot in exports)]:
+        require(
+            -1 <= slot < pool_slots,
+            f"slot {slot} is outside the pool of {pool_slots} (0 to {pool_slots - 1}; -1: padding)",
+        )
+        require(slot not in writer, f"slot {slot} is written twice")
+        if slot >= 0:
+            writer[slot] = n
+    for n, slot in enumerate(read):
+        require(
+            -1 <= slot < pool_slots,
+            f"slot {slot} to read is outside the pool of {pool_slots} (-1 starts from zero)",
+        )
+        require(
+            writer.get(slot, n) == n,
+            f"slot {slot} is written while sequence {n} starts from it",
+        )

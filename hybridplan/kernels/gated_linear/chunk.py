@@ -20,11 +20,12 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import checked_exports
+from hybridplan.kernels.common.slots import Export, check_prefill_slots
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
+from hybridplan.kernels.gated_linear.recurrent import check_inputs
 
 CHUNK_TOKENS = 16
-_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_PASSED = checks.Passed()
 _LOG2E = tl.constexpr(1.4426950408889634)
 _FLOOR = tl.constexpr(-17.0 * 1.4426950408889634)
 
@@ -44,8 +45,8 @@ def _scan(
     o,
     pool,
     stride_slot,
-    slot_ids,
-    initial_slot_ids,
+    slots,
+    read_slots,
     pool_slots,
     sequences,
     chunks,
@@ -64,10 +65,10 @@ def _scan(
     iv = pid % NV
     h = (pid // NV) % H
     n = pid // (NV * H)
-    slot = tl.load(slot_ids + n)
+    slot = tl.load(slots + n)
     if (slot < 0) | (slot >= pool_slots):
         return
-    origin = tl.load(initial_slot_ids + n)
+    origin = tl.load(read_slots + n)
     ok = tl.arange(0, KP)
     oc = tl.arange(0, C)
     ov = iv * BV + tl.arange(0, BV)
@@ -129,53 +130,43 @@ def _scan(
     tl.store(target, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
-def chunk_gated_linear(
+def chunk_prefill(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor,
     pool: Tensor,
-    slot_ids: Tensor,
-    cu_seqlens: Tensor | Sequence[int],
+    slots: Tensor,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
     *,
-    initial_slot_ids: Tensor | None = None,
+    read_slots: Tensor | None = None,
+    exports: Sequence[Export] = (),
     scale: float = 1.0,
-    exports: Sequence[tuple[int, int, int]] = (),
     out: Tensor | None = None,
+    trust_ids: bool = False,
 ) -> Tensor:
-    """Prefill a packed batch; states are read from and written to ``pool`` in place.
+    """Run N packed sequences; returns o [T, H, V] and writes each final state into ``pool``.
 
-    q, k: [T, H, K]; v: [T, H, V]; bf16, fp16 or fp32, contiguous, one dtype; K from 16 to 256, V a
-    multiple of 16. g: [T, H, K] natural-log decay of each channel, finite, not positive.
-    pool: [slots, H, V, K] fp32, fp16 or bf16. slot_ids, initial_slot_ids, cu_seqlens and exports
-    as in chunk_scalar_decay; a chunk of 16 tokens begins anew after an exported position.
-    Products use bf16 operands whatever the input's half precision, for bf16's exponent range.
-    Returns [T, H, V] in v's dtype. Raises KernelInputError before anything is launched.
+    q, k [T, H, K], v [T, H, V]: bf16, fp16 or fp32, one dtype, contiguous; K from 16 to 256, V a
+    multiple of 16. g [T, H, K]: natural-log decay of each channel, finite, not positive.
+    pool: [slots, H, V, K] fp32, fp16 or bf16. cu_seqlens, slots, read_slots, exports, trust_ids and
+    what is raised: as :func:`hybridplan.kernels.scalar_decay.chunk.chunk_prefill`; a chunk has 16
+    tokens here. Products of half-precision inputs take bf16 operands, for bf16's exponent range.
     """
     device = v.device
-    launch.require_device(device)
-    checks.check_tensor("v", v, (-1, -1, -1), _INPUTS, device)
+    key = _PASSED.key(q, k, v, g, pool, slots, out)
+    if key not in _PASSED:
+        check_inputs(q, k, v, g, pool, slots, out, -1)
+        checks.require(q.shape[2] >= 16, f"K is {q.shape[2]}, needed 16 to 256")
+        checks.require(v.shape[2] % 16 == 0, f"V is {v.shape[2]}, needed a multiple of 16")
+        _PASSED.add(key)
     T, H, V = v.shape
-    checks.check_tensor("q", q, (T, H, -1), (v.dtype,), device)
     K = q.shape[2]
-    checks.check_tensor("k", k, (T, H, K), (v.dtype,), device)
-    checks.check_tensor("g", g, (T, H, K), _INPUTS, device)
-    checks.require(16 <= K <= 256, f"K is {K}, needed 16 to 256")
-    checks.require(V % 16 == 0, f"V is {V}, needed a multiple of 16")
-    checks.check_tensor("pool", pool, (-1, H, V, K), checks.FLOATS, device, dense_dims=3)
-    lengths = sequence_lengths(cu_seqlens, T)
+    lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
     N = len(lengths)
-    slots = pool.shape[0]
-    checks.check_slots("slot_ids", slot_ids, (N,), slots, device, unique=True)
-    if initial_slot_ids is None:
-        initial_slot_ids = slot_ids
-    else:
-        checks.check_slots("initial_slot_ids", initial_slot_ids, (N,), slots, device, unique=False)
-    stops = checked_exports(exports, slots, slot_ids, initial_slot_ids)
+    stops = check_prefill_slots(slots, read_slots, exports, N, pool.shape[0], trust_ids)
     if out is None:
         out = torch.empty_like(v)
-    else:
-        checks.check_tensor("out", out, (T, H, V), (v.dtype,), device)
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     BV = min(32, V & -V)
     _scan[(N * H * (V // BV),)](
@@ -186,9 +177,9 @@ def chunk_gated_linear(
         out,
         pool,
         pool.stride(0),
-        slot_ids,
-        initial_slot_ids,
         slots,
+        slots if read_slots is None else read_slots,
+        pool.shape[0],
         index.sequences,
         index.chunks,
         scale,

@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
+from hybridplan.kernels.common.slots import check_decode_slots
 
-_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_PASSED = checks.Passed()
 
 
 @triton.jit
@@ -20,7 +21,7 @@ def _decode(
     g,
     o,
     pool,
-    slot_ids,
+    slots,
     accepted,
     stride_slot,
     pool_slots,
@@ -30,8 +31,7 @@ def _decode(
     KP: tl.constexpr,
     V: tl.constexpr,
     BV: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    D: tl.constexpr,
     HAS_ACCEPTED: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -41,8 +41,8 @@ def _decode(
     b = pid // (NV * H)
     column = 0
     if HAS_ACCEPTED:
-        column = tl.minimum(tl.maximum(tl.load(accepted + b) - 1, 0), SLOTS - 1)
-    origin = tl.load(slot_ids + b * SLOTS + column)
+        column = tl.minimum(tl.maximum(tl.load(accepted + b) - 1, 0), D - 1)
+    origin = tl.load(slots + b * D + column)
     if (origin < 0) | (origin >= pool_slots):
         return
     ok = tl.arange(0, KP)
@@ -51,9 +51,8 @@ def _decode(
     cell = h * (V * K) + ov[:, None] * K + ok[None, :]
     start = pool + origin.to(tl.int64) * stride_slot + cell
     S = tl.load(start, mask=in_k[None, :], other=0.0).to(tl.float32)
-    b = b.to(tl.int64)
-    for t in range(TOKENS):
-        row = (b * TOKENS + t) * H + h
+    for t in range(D):
+        row = (b.to(tl.int64) * D + t) * H + h
         x = tl.load(v + row * V + ov).to(tl.float32)
         bk = tl.load(k + row * K + ok, mask=in_k, other=0.0).to(tl.float32)
         bq = tl.load(q + row * K + ok, mask=in_k, other=0.0).to(tl.float32)
@@ -61,59 +60,44 @@ def _decode(
         S = S * decay[None, :] + x[:, None] * bk[None, :]
         y = tl.sum(S * (bq * scale)[None, :], 1)
         tl.store(o + row * V + ov, y.to(o.dtype.element_ty))
-        if SLOTS > 1:
-            target = tl.load(slot_ids + b * SLOTS + t)
+        if D > 1:
+            target = tl.load(slots + b * D + t)
             kept = tl.where((target >= 0) & (target < pool_slots), K, 0)
             at = pool + target.to(tl.int64) * stride_slot + cell
             tl.store(at, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
-    if SLOTS == 1:
+    if D == 1:
         tl.store(start, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
-def recurrent_gated_linear(
+def recurrent_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor,
     pool: Tensor,
-    slot_ids: Tensor,
+    slots: Tensor,
     *,
     accepted: Tensor | None = None,
     scale: float = 1.0,
     out: Tensor | None = None,
+    trust_ids: bool = False,
 ) -> Tensor:
-    """Advance B requests by D tokens each; the states in ``pool`` change in place.
+    """Advance each request by D tokens; returns o [B*D, H, V] and updates ``pool`` in place.
 
-    q, k: [B, D, H, K]; v: [B, D, H, V] (or all without D for one token), bf16, fp16 or fp32,
-    contiguous; g: the natural-log decay of each channel in k's shape, finite, not positive.
-    pool: [slots, H, V, K] fp32, fp16 or bf16. slot_ids, accepted and padding as in
-    recurrent_scalar_decay. Returns v's shape and dtype.
-    Raises KernelInputError before anything is launched.
+    q, k [B*D, H, K], v [B*D, H, V]: bf16, fp16 or fp32, one dtype, contiguous, tokens of one
+    request are neighbours. g [B*D, H, K]: natural-log decay of each channel, finite, not positive.
+    pool: [slots, H, V, K] fp32, fp16 or bf16. slots, accepted, trust_ids and what is raised: as
+    :func:`hybridplan.kernels.scalar_decay.recurrent.recurrent_step`.
     """
-    device = v.device
-    launch.require_device(device)
-    checks.require(v.dim() in (3, 4), f"v has {v.dim()} dimensions, needed 3 or 4")
-    leading = tuple(v.shape[:-2])
-    H, V = v.shape[-2:]
-    K = q.shape[-1]
-    checks.check_tensor("v", v, (*leading, H, V), _INPUTS, device)
-    checks.check_tensor("q", q, (*leading, H, K), (v.dtype,), device)
-    checks.check_tensor("k", k, (*leading, H, K), (v.dtype,), device)
-    checks.check_tensor("g", g, (*leading, H, K), _INPUTS, device)
-    checks.require(1 <= K <= 256, f"K is {K}, needed 1 to 256")
-    checks.check_tensor("pool", pool, (-1, H, V, K), checks.FLOATS, device, dense_dims=3)
-    B = leading[0]
-    D = leading[1] if len(leading) == 2 else 1
-    columns = slot_ids.shape[1] if slot_ids.dim() == 2 else 1
-    checks.require(columns in (1, D), f"slot_ids has {columns} columns for {D} tokens, needed {D}")
-    wanted = (B, columns) if slot_ids.dim() == 2 else (B,)
-    checks.check_slots("slot_ids", slot_ids, wanted, pool.shape[0], device, unique=True)
-    if accepted is not None:
-        checks.check_tensor("accepted", accepted, (B,), (torch.int32,), device)
+    B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
+    key = _PASSED.key(q, k, v, g, pool, slots, out)
+    if key not in _PASSED:
+        check_inputs(q, k, v, g, pool, slots, out, B * D)
+        _PASSED.add(key)
+    H, V = v.shape[1:]
+    K = q.shape[2]
     if out is None:
         out = torch.empty_like(v)
-    else:
-        checks.check_tensor("out", out, tuple(v.shape), (v.dtype,), device)
     BV = min(V & -V, 4 if B * H * V <= 1 << 17 else 8)
     _decode[(B * H * (V // BV),)](
         q,
@@ -122,7 +106,7 @@ def recurrent_gated_linear(
         g,
         out,
         pool,
-        slot_ids,
+        slots,
         accepted,
         pool.stride(0),
         pool.shape[0],
@@ -133,8 +117,33 @@ def recurrent_gated_linear(
         V,
         BV,
         D,
-        columns,
         accepted is not None,
         num_warps=1,
     )
     return out
+
+
+def check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    out: Tensor | None,
+    rows: int,
+) -> None:
+    """Check everything but the ids; ``rows`` is the number of tokens, -1 for any."""
+    device = v.device
+    launch.require_device(device)
+    checks.check_tensor("v", v, (rows, -1, -1), checks.FLOATS, device)
+    rows, H, V = v.shape
+    checks.check_tensor("q", q, (rows, H, -1), (v.dtype,), device)
+    K = q.shape[2]
+    checks.check_tensor("k", k, (rows, H, K), (v.dtype,), device)
+    checks.check_tensor("g", g, (rows, H, K), checks.FLOATS, device)
+    checks.require(1 <= K <= 256, f"K is {K}, needed 1 to 256")
+    checks.check_tensor("pool", pool, (-1, H, V, K), checks.FLOATS, device, dense_dims=3)
+    checks.check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
+    if out is not None:
+        checks.check_tensor("out", out, (rows, H, V), (v.dtype,), device)

@@ -192,7 +192,7 @@ def decode_gqa(
     context_tokens: Tensor,
     *,
     scale: float | None = None,
-    check_ids: bool = True,
+    trust_ids: bool = False,
     tile: Tile | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -204,8 +204,8 @@ def decode_gqa(
     context_tokens: int32 [B], tokens of each request including the new one; 0 or less is padding,
     whose output row is left as it is. The launch depends only on shapes, so a CUDA graph holds for
     any context up to max blocks x page_tokens.
-    scale defaults to D ** -0.5. check_ids=False skips reading the table and the contexts on the
-    host, which waits for the device when they have changed.
+    scale defaults to D ** -0.5. trust_ids skips reading the table and the contexts on the host,
+    which waits for the device when they have changed.
     Returns [B, HQ, V] in q's dtype. Raises KernelInputError before anything is launched.
     """
     device = q.device
@@ -225,7 +225,7 @@ def decode_gqa(
         context_tokens,
         (HKV, D, 0, V),
         D**-0.5 if scale is None else scale,
-        check_ids,
+        trust_ids,
         tile,
         out,
     )
@@ -239,7 +239,7 @@ def decode_mla(
     *,
     latent_width: int,
     scale: float,
-    check_ids: bool = True,
+    trust_ids: bool = False,
     tile: Tile | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -266,7 +266,7 @@ def decode_mla(
         context_tokens,
         (1, latent_width, width - latent_width, latent_width),
         scale,
-        check_ids,
+        trust_ids,
         tile,
         out,
     )
@@ -280,7 +280,7 @@ def _decode(
     context_tokens: Tensor,
     widths: tuple[int, int, int, int],
     scale: float,
-    check_ids: bool,
+    trust_ids: bool,
     tile: Tile | None,
     out: Tensor | None,
 ) -> Tensor:
@@ -292,7 +292,7 @@ def _decode(
     blocks, page = keys.shape[:2]
     checks.check_tensor("block_table", block_table, (B, -1), (torch.int32,), device, dense_dims=1)
     checks.check_tensor("context_tokens", context_tokens, (B,), (torch.int32,), device)
-    if check_ids and not checks.is_capturing(device):
+    if not trust_ids and not checks.is_capturing(device):
         _check_table(block_table, context_tokens, blocks, page)
     if out is None:
         out = torch.empty((B, HQ, V), dtype=q.dtype, device=device)

@@ -22,19 +22,21 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import checked_exports
+from hybridplan.kernels.common.slots import Export, check_prefill_slots
 from hybridplan.kernels.common.spans import spans_of
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.scalar_decay.gates import (
     LOG2E,
     Gate,
+    GateArguments,
     GateKind,
+    check_gate,
     gate_arguments,
     mamba_step,
 )
 
 CHUNK_TOKENS = 64
-_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_PASSED = checks.Passed()
 _GATE_HEADS = 16
 _PER_HEAD = tl.constexpr(int(GateKind.PER_HEAD))
 _MAMBA = tl.constexpr(int(GateKind.MAMBA))
@@ -113,8 +115,8 @@ def _scan(
     skip,
     pool,
     stride_slot,
-    slot_ids,
-    initial_slot_ids,
+    slots,
+    read_slots,
     pool_slots,
     sequences,
     spans,
@@ -139,10 +141,10 @@ def _scan(
     hv = (pid // NV) % HV
     n = pid // (NV * HV)
     h = hv // (HV // G)
-    slot = tl.load(slot_ids + n)
+    slot = tl.load(slots + n)
     if (slot < 0) | (slot >= pool_slots):
         return
-    origin = tl.load(initial_slot_ids + n)
+    origin = tl.load(read_slots + n)
     ok = tl.arange(0, KP)
     ov = iv * BV + tl.arange(0, BV)
     oc = tl.arange(0, C)
@@ -210,8 +212,9 @@ def _scan(
                 total = rest * per_head
                 w = tl.where(m, 1.0, 0.0)
             else:
-                r = tl.load(reach + gates + t, mask=m, other=0.0)
                 total = tl.load(reach + gates + end - 1)
+                # beyond the end nothing decays, so that no exponent is positive
+                r = tl.where(m, tl.load(reach + gates + t, mask=m, other=0.0), total)
                 w = tl.where(m, 1.0, 0.0)
                 if KIND == _MAMBA:
                     w = tl.load(weight + gates + t, mask=m, other=0.0)
@@ -228,65 +231,56 @@ def _scan(
     tl.store(target, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
-def chunk_scalar_decay(
+def chunk_prefill(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     gate: Gate,
     pool: Tensor,
-    slot_ids: Tensor,
-    cu_seqlens: Tensor | Sequence[int],
+    slots: Tensor,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
     *,
-    initial_slot_ids: Tensor | None = None,
+    read_slots: Tensor | None = None,
+    exports: Sequence[Export] = (),
     skip: Tensor | None = None,
     scale: float = 1.0,
-    exports: Sequence[tuple[int, int, int]] = (),
     out: Tensor | None = None,
+    tma: bool | None = None,
+    trust_ids: bool = False,
 ) -> Tensor:
-    """Prefill a packed batch; states are read from and written to ``pool`` in place.
+    """Run N packed sequences; returns o [T, HV, V] and writes each final state into ``pool``.
 
-    q, k: [T, G, K]; v: [T, HV, V]; bf16, fp16 or fp32, one dtype, G dividing HV, rows may be slices
-    of a wider row. In Mamba-2's words q is C, k is B, v is x, G the groups, K the state size.
-    gate: HeadDecay, TokenDecay [T, HV] or MambaStep [T, HV].
+    q, k [T, G, K], v [T, HV, V]: bf16, fp16 or fp32, one dtype, G dividing HV; only heads and
+    channels need be contiguous, so slices of one packed row are fine. K from 16 to 256, V a
+    multiple of 16. In Mamba-2's words q is C, k is B, v is x, G the groups, K the state size.
+    gate: HeadDecay, TokenDecay [T, HV] or MambaStep [T, HV]. skip: fp32 [HV], Mamba-2's D.
     pool: [slots, HV, V, K] fp32, fp16 or bf16, slots may be strided, each state contiguous.
-    slot_ids: int32 [N], where each sequence's final state goes; -1 marks a padding sequence, whose
-    output rows are left as they are. initial_slot_ids: int32 [N], where its initial state is read
-    (default: slot_ids); -1 starts from zero.
-    cu_seqlens: N + 1 cumulative lengths, on the host or on the device.
-    skip: fp32 [HV], Mamba-2's D, adds skip * v to the output.
-    exports: (sequence, tokens, slot): in the same pass, write the state after that many tokens of
-    that sequence into that slot. A chunk of 64 tokens begins anew after an exported position.
-    K from 16 to 256; V a multiple of 16. Returns [T, HV, V] in v's dtype.
-    Raises KernelInputError before anything is launched.
+    cu_seqlens: N + 1 cumulative starts, on the host or a tensor read once per content; None is
+    one sequence.
+
+    slots: int32 [N], where a sequence's final state goes and, unless ``read_slots`` names another,
+    where its initial state is read; read_slots -1 starts from zero. A sequence whose slot is -1 is
+    padding: its output rows stay as they are. exports: (sequence, p, slot) also stores the state
+    after the first p tokens of that sequence; a chunk begins anew there, so it is the final state
+    of a prefill of those p tokens, bit for bit.
+
+    ``tma`` forces tensor descriptors on or off. Raises KernelInputError before the launch on wrong
+    shapes, dtypes, devices, layouts and slot ids; ``trust_ids`` skips reading the ids.
     """
     device = v.device
-    launch.require_device(device)
-    checks.check_tensor("v", v, (-1, -1, -1), _INPUTS, device, dense_dims=2)
+    args = gate_arguments(gate)
+    given = (q, k, v, pool, slots, skip, out, args.values, args.a_log, args.dt_bias)
+    key = _PASSED.key(*given, also=args.kind)
+    if key not in _PASSED:
+        _check(q, k, v, args, pool, slots, skip, out)
+        _PASSED.add(key)
     T, HV, V = v.shape
-    checks.check_tensor("q", q, (T, -1, -1), (v.dtype,), device, dense_dims=2)
     G, K = q.shape[1:]
-    checks.check_tensor("k", k, (T, G, K), (v.dtype,), device, dense_dims=2)
-    checks.require(G > 0 and HV % G == 0, f"{HV} v-heads are not a multiple of {G} q/k heads")
-    checks.require(16 <= K <= 256, f"K is {K}, needed 16 to 256")
-    checks.require(V % 16 == 0, f"V is {V}, needed a multiple of 16")
-    args = gate_arguments(gate, (T,), HV, device)
-    checks.check_tensor("pool", pool, (-1, HV, V, K), checks.FLOATS, device, dense_dims=3)
-    lengths = sequence_lengths(cu_seqlens, T)
+    lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
     N = len(lengths)
-    checks.check_slots("slot_ids", slot_ids, (N,), pool.shape[0], device, unique=True)
-    if initial_slot_ids is None:
-        initial_slot_ids = slot_ids
-    else:
-        checks.check_slots(
-            "initial_slot_ids", initial_slot_ids, (N,), pool.shape[0], device, unique=False
-        )
-    stops = checked_exports(exports, pool.shape[0], slot_ids, initial_slot_ids)
-    if skip is not None:
-        checks.check_tensor("skip", skip, (HV,), (torch.float32,), device)
+    stops = check_prefill_slots(slots, read_slots, exports, N, pool.shape[0], trust_ids)
     if out is None:
         out = torch.empty((T, HV, V), dtype=v.dtype, device=device)
-    else:
-        checks.check_tensor("out", out, (T, HV, V), (v.dtype,), device)
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     spans = spans_of(index, stops)
     reach = weight = None
@@ -311,11 +305,12 @@ def chunk_scalar_decay(
         )
     KP = max(16, launch.next_power_of_2(K))
     BV = _value_rows(V, KP)
-    tma = _use_tma(q, k, v, K, KP)
+    if tma is None:
+        tma = _use_tma(q, k, v, K, KP)
     descriptors = (None, None, None)
     if tma:
         descriptors = tuple(
-            launch.descriptor(x.view(T, -1) if x.is_contiguous() else x.flatten(1), (64, width))
+            launch.descriptor(x.flatten(1), (CHUNK_TOKENS, width))
             for x, width in ((q, K), (k, K), (v, BV))
         )
     _scan[(N * HV * (V // BV),)](
@@ -333,8 +328,8 @@ def chunk_scalar_decay(
         skip,
         pool,
         pool.stride(0),
-        slot_ids,
-        initial_slot_ids,
+        slots,
+        slots if read_slots is None else read_slots,
         pool.shape[0],
         spans.sequences,
         spans.spans,
@@ -355,6 +350,35 @@ def chunk_scalar_decay(
         num_warps=4,
     )
     return out
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    args: GateArguments,
+    pool: Tensor,
+    slots: Tensor,
+    skip: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    device = v.device
+    launch.require_device(device)
+    checks.check_tensor("v", v, (-1, -1, -1), checks.FLOATS, device, dense_dims=2)
+    T, HV, V = v.shape
+    checks.check_tensor("q", q, (T, -1, -1), (v.dtype,), device, dense_dims=2)
+    G, K = q.shape[1:]
+    checks.check_tensor("k", k, (T, G, K), (v.dtype,), device, dense_dims=2)
+    checks.require(G > 0 and HV % G == 0, f"{HV} v-heads are not a multiple of {G} q/k heads")
+    checks.require(16 <= K <= 256, f"K is {K}, needed 16 to 256")
+    checks.require(V % 16 == 0, f"V is {V}, needed a multiple of 16")
+    check_gate(args, (T,), HV, device)
+    checks.check_tensor("pool", pool, (-1, HV, V, K), checks.FLOATS, device, dense_dims=3)
+    checks.check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
+    if skip is not None:
+        checks.check_tensor("skip", skip, (HV,), (torch.float32,), device)
+    if out is not None:
+        checks.check_tensor("out", out, (T, HV, V), (v.dtype,), device)
 
 
 def _value_rows(V: int, KP: int) -> int:

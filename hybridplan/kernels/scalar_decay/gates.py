@@ -10,11 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hybridplan.kernels.common.checks import check_tensor
+from hybridplan.kernels.common.checks import FLOATS, check_tensor
 from hybridplan.kernels.common.gates import softplus
 
 LOG2E = tl.constexpr(1.4426950408889634)
-_GATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class GateKind(enum.IntEnum):
@@ -34,14 +33,14 @@ class HeadDecay:
 
 @dataclass(frozen=True, eq=False)
 class TokenDecay:
-    """A natural-log decay per token and v-head, [..., HV], finite and not positive (GLA)."""
+    """A natural-log decay per token and v-head, [rows, HV], finite and not positive (GLA)."""
 
     log_decay: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class MambaStep:
-    """Mamba-2's step: raw ``dt`` [..., HV], ``a_log`` and ``dt_bias`` fp32 [HV].
+    """Mamba-2's step: raw ``dt`` [rows, HV], ``a_log`` and ``dt_bias`` fp32 [HV].
 
     The step is dt + dt_bias, through softplus unless told otherwise. The decay of a token is
     -exp(a_log) * step, and its input v is multiplied by the step.
@@ -67,21 +66,26 @@ class GateArguments:
     softplus: bool
 
 
-def gate_arguments(
-    gate: Gate, leading: tuple[int, ...], heads: int, device: torch.device
-) -> GateArguments:
-    """Check a gate against the batch's leading dimensions and number of v-heads."""
-    if isinstance(gate, HeadDecay):
-        check_tensor("log_decay", gate.log_decay, (heads,), (torch.float32,), device)
-        return GateArguments(GateKind.PER_HEAD, gate.log_decay, None, None, False)
-    if isinstance(gate, TokenDecay):
-        check_tensor("log_decay", gate.log_decay, (*leading, heads), _GATE_DTYPES, device)
-        return GateArguments(GateKind.PER_TOKEN, gate.log_decay, None, None, False)
-    check_tensor("dt", gate.dt, (*leading, heads), _GATE_DTYPES, device)
-    check_tensor("a_log", gate.a_log, (heads,), (torch.float32,), device)
-    if gate.dt_bias is not None:
-        check_tensor("dt_bias", gate.dt_bias, (heads,), (torch.float32,), device)
-    return GateArguments(GateKind.MAMBA, gate.dt, gate.a_log, gate.dt_bias, gate.softplus)
+def gate_arguments(gate: Gate) -> GateArguments:
+    """A gate's tensors by their role in a kernel."""
+    if isinstance(gate, MambaStep):
+        return GateArguments(GateKind.MAMBA, gate.dt, gate.a_log, gate.dt_bias, gate.softplus)
+    kind = GateKind.PER_HEAD if isinstance(gate, HeadDecay) else GateKind.PER_TOKEN
+    return GateArguments(kind, gate.log_decay, None, None, False)
+
+
+def check_gate(
+    args: GateArguments, leading: tuple[int, ...], heads: int, device: torch.device
+) -> None:
+    """Check a gate's tensors against the batch's leading dimensions and number of v-heads."""
+    if args.kind == GateKind.PER_HEAD:
+        check_tensor("log_decay", args.values, (heads,), (torch.float32,), device)
+        return
+    name = "dt" if args.kind == GateKind.MAMBA else "log_decay"
+    check_tensor(name, args.values, (*leading, heads), FLOATS, device)
+    for name, x in (("a_log", args.a_log), ("dt_bias", args.dt_bias)):
+        if x is not None:
+            check_tensor(name, x, (heads,), (torch.float32,), device)
 
 
 @triton.jit

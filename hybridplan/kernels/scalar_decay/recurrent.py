@@ -12,9 +12,17 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.scalar_decay.gates import Gate, GateKind, gate_arguments, mamba_step
+from hybridplan.kernels.common.slots import check_decode_slots
+from hybridplan.kernels.scalar_decay.gates import (
+    Gate,
+    GateArguments,
+    GateKind,
+    check_gate,
+    gate_arguments,
+    mamba_step,
+)
 
-_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+_PASSED = checks.Passed()
 _PER_HEAD = tl.constexpr(int(GateKind.PER_HEAD))
 _MAMBA = tl.constexpr(int(GateKind.MAMBA))
 
@@ -30,16 +38,13 @@ def _decode(
     skip,
     o,
     pool,
-    slot_ids,
+    slots,
     accepted,
     stride_slot,
     pool_slots,
-    q_request,
-    q_token,
-    k_request,
-    k_token,
-    v_request,
-    v_token,
+    stride_q,
+    stride_k,
+    stride_v,
     scale,
     G: tl.constexpr,
     HV: tl.constexpr,
@@ -47,8 +52,7 @@ def _decode(
     KP: tl.constexpr,
     V: tl.constexpr,
     BV: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    D: tl.constexpr,
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SOFTPLUS: tl.constexpr,
@@ -63,8 +67,8 @@ def _decode(
     h = hv // (HV // G)
     column = 0
     if HAS_ACCEPTED:
-        column = tl.minimum(tl.maximum(tl.load(accepted + b) - 1, 0), SLOTS - 1)
-    origin = tl.load(slot_ids + b * SLOTS + column)
+        column = tl.minimum(tl.maximum(tl.load(accepted + b) - 1, 0), D - 1)
+    origin = tl.load(slots + b * D + column)
     if (origin < 0) | (origin >= pool_slots):
         return
     ok = tl.arange(0, KP)
@@ -73,12 +77,12 @@ def _decode(
     cell = hv * (V * K) + ov[:, None] * K + ok[None, :]
     start = pool + origin.to(tl.int64) * stride_slot + cell
     S = tl.load(start, mask=in_k[None, :], other=0.0).to(tl.float32)
-    b = b.to(tl.int64)
-    for t in range(TOKENS):
-        x = tl.load(v + b * v_request + t * v_token + hv * V + ov).to(tl.float32)
-        bk = tl.load(k + b * k_request + t * k_token + h * K + ok, mask=in_k, other=0.0)
-        bq = tl.load(q + b * q_request + t * q_token + h * K + ok, mask=in_k, other=0.0)
-        row = (b * TOKENS + t) * HV + hv
+    for t in range(D):
+        token = b.to(tl.int64) * D + t
+        x = tl.load(v + token * stride_v + hv * V + ov).to(tl.float32)
+        bk = tl.load(k + token * stride_k + h * K + ok, mask=in_k, other=0.0)
+        bq = tl.load(q + token * stride_q + h * K + ok, mask=in_k, other=0.0)
+        row = token * HV + hv
         write = x
         if KIND == _PER_HEAD:
             log_decay = tl.load(gate + hv)
@@ -96,69 +100,56 @@ def _decode(
         if HAS_SKIP:
             y += tl.load(skip + hv) * x
         tl.store(o + row * V + ov, y.to(o.dtype.element_ty))
-        if SLOTS > 1:
-            target = tl.load(slot_ids + b * SLOTS + t)
+        if D > 1:
+            target = tl.load(slots + b * D + t)
             kept = tl.where((target >= 0) & (target < pool_slots), K, 0)
             at = pool + target.to(tl.int64) * stride_slot + cell
             tl.store(at, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
-    if SLOTS == 1:
+    if D == 1:
         tl.store(start, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
-def recurrent_scalar_decay(
+def recurrent_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     gate: Gate,
     pool: Tensor,
-    slot_ids: Tensor,
+    slots: Tensor,
     *,
     accepted: Tensor | None = None,
     skip: Tensor | None = None,
     scale: float = 1.0,
     out: Tensor | None = None,
+    trust_ids: bool = False,
 ) -> Tensor:
-    """Advance B requests by D tokens each; the states in ``pool`` change in place.
+    """Advance each request by D tokens; returns o [B*D, HV, V] and updates ``pool`` in place.
 
-    q, k: [B, D, G, K]; v: [B, D, HV, V] (or all without D for one token); one dtype, bf16, fp16 or
-    fp32; rows may be slices of a wider row. gate: HeadDecay, or TokenDecay or MambaStep with
-    [B, D, HV] (or [B, HV]).
-    pool: [slots, HV, V, K] fp32, fp16 or bf16. Arithmetic is fp32; a state is rounded to the pool's
-    dtype only where it is stored.
-    slot_ids: int32 [B], one slot per request, read and written; or [B, D], the speculative form:
-    the state after token t goes to column t, and the initial state is read from column
-    ``accepted`` - 1. A request whose initial slot is -1 is padding: nothing of it is written. A
-    column of -1 takes no snapshot.
-    accepted: int32 [B], tokens of the previous window that were accepted (1 to D); default 1.
-    skip: fp32 [HV], Mamba-2's D. Returns v's shape and dtype.
-    Raises KernelInputError before anything is launched.
+    q, k [B*D, G, K], v [B*D, HV, V]: bf16, fp16 or fp32, one dtype, tokens of one request are
+    neighbours; only heads and channels need be contiguous. gate: HeadDecay, TokenDecay [B*D, HV] or
+    MambaStep [B*D, HV]. skip: fp32 [HV], Mamba-2's D.
+    pool: [slots, HV, V, K] fp32, fp16 or bf16; arithmetic is fp32, a state is rounded to the
+    pool's dtype only where it is stored.
+
+    slots: int32 [B] (D = 1), read and written; or [B, D], where token d's state goes to slots[n, d]
+    and the state is read from slots[n, accepted[n] - 1], or slots[n, 0] without ``accepted`` (int32
+    [B], 1 to D, the tokens of the last call that were kept). A request whose read slot is -1 is
+    padding: its output rows and all slots stay as they are. A written slot of -1 drops that state.
+
+    Raises KernelInputError before the launch on wrong shapes, dtypes, devices, layouts and slot
+    ids; ``trust_ids`` skips reading the ids.
     """
-    device = v.device
-    launch.require_device(device)
-    shape = v.shape
-    if v.dim() == 3:
-        q, k, v = (x.unsqueeze(1) if x.dim() == 3 else x for x in (q, k, v))
-    checks.check_tensor("v", v, (-1, -1, -1, -1), _INPUTS, device, dense_dims=2)
-    B, D, HV, V = v.shape
-    checks.check_tensor("q", q, (B, D, -1, -1), (v.dtype,), device, dense_dims=2)
-    G, K = q.shape[2:]
-    checks.check_tensor("k", k, (B, D, G, K), (v.dtype,), device, dense_dims=2)
-    checks.require(G > 0 and HV % G == 0, f"{HV} v-heads are not a multiple of {G} q/k heads")
-    checks.require(1 <= K <= 256, f"K is {K}, needed 1 to 256")
-    args = gate_arguments(gate, tuple(shape[:-2]), HV, device)
-    checks.check_tensor("pool", pool, (-1, HV, V, K), checks.FLOATS, device, dense_dims=3)
-    columns = slot_ids.shape[1] if slot_ids.dim() == 2 else 1
-    checks.require(columns in (1, D), f"slot_ids has {columns} columns for {D} tokens, needed {D}")
-    wanted = (B, columns) if slot_ids.dim() == 2 else (B,)
-    checks.check_slots("slot_ids", slot_ids, wanted, pool.shape[0], device, unique=True)
-    if accepted is not None:
-        checks.check_tensor("accepted", accepted, (B,), (torch.int32,), device)
-    if skip is not None:
-        checks.check_tensor("skip", skip, (HV,), (torch.float32,), device)
+    B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
+    args = gate_arguments(gate)
+    given = (q, k, v, pool, slots, skip, out, args.values, args.a_log, args.dt_bias)
+    key = _PASSED.key(*given, also=args.kind)
+    if key not in _PASSED:
+        _check(q, k, v, args, pool, slots, skip, out, B * D)
+        _PASSED.add(key)
+    G, K = q.shape[1:]
+    HV, V = v.shape[1:]
     if out is None:
-        out = torch.empty(shape, dtype=v.dtype, device=device)
-    else:
-        checks.check_tensor("out", out, tuple(shape), (v.dtype,), device)
+        out = torch.empty((B * D, HV, V), dtype=v.dtype, device=v.device)
     KP = launch.next_power_of_2(K)
     BV = min(V & -V, 8 if pool.dtype == torch.float32 else 32)
     if B * HV * V <= 1 << 17:
@@ -173,16 +164,13 @@ def recurrent_scalar_decay(
         skip,
         out,
         pool,
-        slot_ids,
+        slots,
         accepted,
         pool.stride(0),
         pool.shape[0],
         q.stride(0),
-        q.stride(1),
         k.stride(0),
-        k.stride(1),
         v.stride(0),
-        v.stride(1),
         scale,
         G,
         HV,
@@ -191,7 +179,6 @@ def recurrent_scalar_decay(
         V,
         BV,
         D,
-        columns,
         int(args.kind),
         args.dt_bias is not None,
         args.softplus,
@@ -200,3 +187,32 @@ def recurrent_scalar_decay(
         num_warps=1,
     )
     return out
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    args: GateArguments,
+    pool: Tensor,
+    slots: Tensor,
+    skip: Tensor | None,
+    out: Tensor | None,
+    rows: int,
+) -> None:
+    device = v.device
+    launch.require_device(device)
+    checks.check_tensor("v", v, (rows, -1, -1), checks.FLOATS, device, dense_dims=2)
+    HV, V = v.shape[1:]
+    checks.check_tensor("q", q, (rows, -1, -1), (v.dtype,), device, dense_dims=2)
+    G, K = q.shape[1:]
+    checks.check_tensor("k", k, (rows, G, K), (v.dtype,), device, dense_dims=2)
+    checks.require(G > 0 and HV % G == 0, f"{HV} v-heads are not a multiple of {G} q/k heads")
+    checks.require(1 <= K <= 256, f"K is {K}, needed 1 to 256")
+    check_gate(args, (rows,), HV, device)
+    checks.check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
+    checks.check_tensor("pool", pool, (-1, HV, V, K), checks.FLOATS, device, dense_dims=3)
+    if skip is not None:
+        checks.check_tensor("skip", skip, (HV,), (torch.float32,), device)
+    if out is not None:
+        checks.check_tensor("out", out, (rows, HV, V), (v.dtype,), device)

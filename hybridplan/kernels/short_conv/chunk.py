@@ -15,13 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import checked_exports
+from hybridplan.kernels.common.slots import Export, check_prefill_slots
 from hybridplan.kernels.common.spans import spans_of
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 
 CHUNK_TOKENS = 32
 CHANNELS = 128
 MOST_TAPS = 8
+_PASSED = checks.Passed()
 
 
 @triton.jit
@@ -31,8 +32,8 @@ def _convolve(
     bias,
     y,
     pool,
-    slot_ids,
-    initial_slot_ids,
+    slots,
+    read_slots,
     pool_slots,
     stride_x,
     stride_slot,
@@ -66,10 +67,10 @@ def _convolve(
     span_count = tl.load(sequences + 2 * n + 1)
     bos = tl.load(spans + 4 * span0)
     eos = tl.load(spans + 4 * (span0 + span_count - 1) + 1)
-    slot = tl.load(slot_ids + n)
+    slot = tl.load(slots + n)
     if (slot < 0) | (slot >= pool_slots) | ((first == end) & (bos < eos)):
         return
-    origin = tl.load(initial_slot_ids + n)
+    origin = tl.load(read_slots + n)
     old = pool + origin.to(tl.int64) * stride_slot
     old_end = tl.where((origin >= 0) & (origin < pool_slots), bos, bos - WINDOW)
     t = first + tl.arange(0, BT)
@@ -114,50 +115,40 @@ def _convolve(
             tl.store(at_final, window, mask=(place < last)[:, None] & in_c[None, :])
 
 
-def chunk_short_conv(
+def chunk_prefill(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     pool: Tensor,
-    slot_ids: Tensor,
-    cu_seqlens: Tensor | Sequence[int],
+    slots: Tensor,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
     *,
-    initial_slot_ids: Tensor | None = None,
+    read_slots: Tensor | None = None,
+    exports: Sequence[Export] = (),
     activation: bool = True,
-    exports: Sequence[tuple[int, int, int]] = (),
     out: Tensor | None = None,
+    trust_ids: bool = False,
 ) -> Tensor:
-    """Convolve a packed batch causally per channel, then SiLU; windows in ``pool`` in place.
+    """Run N packed sequences; returns y [T, C] and writes each final window into ``pool``.
 
-    x: [T, C] bf16, fp16 or fp32, rows may be slices of a wider row; weight: [C, W], newest token
-    last, W from 2 to 8; bias: [C] or None, in weight's dtype.
+    x [T, C]: bf16, fp16 or fp32, rows may be slices of a wider row. weight [C, W]: newest token
+    last, W from 2 to 8; bias [C] or None, in weight's dtype. SiLU follows if ``activation``.
     pool: [slots, W - 1, C], each request's last W - 1 inputs, oldest first; fp32, fp16 or bf16.
-    slot_ids: int32 [N], where each sequence's final window goes; -1 marks a padding sequence, whose
-    output rows are left as they are. initial_slot_ids: int32 [N], where its window is read
-    (default: slot_ids); -1 starts from zeros.
-    cu_seqlens: N + 1 cumulative lengths, on the host or on the device.
-    exports: (sequence, tokens, slot): the window after that many tokens goes into that slot.
-    Returns [T, C] in x's dtype. Raises KernelInputError before anything is launched.
+    cu_seqlens, slots, read_slots, exports (here of windows), trust_ids and what is raised: as
+    :func:`hybridplan.kernels.scalar_decay.chunk.chunk_prefill`.
     """
     device = x.device
-    launch.require_device(device)
-    checks.check_tensor("x", x, (-1, -1), checks.FLOATS, device, dense_dims=1)
+    key = _PASSED.key(x, weight, bias, pool, slots, out)
+    if key not in _PASSED:
+        check_inputs(x, weight, bias, pool, slots, out)
+        _PASSED.add(key)
     T, C = x.shape
-    W = check_taps(weight, bias, C, device)
-    checks.check_tensor("pool", pool, (-1, W - 1, C), checks.FLOATS, device, dense_dims=2)
-    lengths = sequence_lengths(cu_seqlens, T)
+    W = weight.shape[1]
+    lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
     N = len(lengths)
-    slots = pool.shape[0]
-    checks.check_slots("slot_ids", slot_ids, (N,), slots, device, unique=True)
-    if initial_slot_ids is None:
-        initial_slot_ids = slot_ids
-    else:
-        checks.check_slots("initial_slot_ids", initial_slot_ids, (N,), slots, device, unique=False)
-    stops = checked_exports(exports, slots, slot_ids, initial_slot_ids)
+    stops = check_prefill_slots(slots, read_slots, exports, N, pool.shape[0], trust_ids)
     if out is None:
         out = torch.empty((T, C), dtype=x.dtype, device=device)
-    else:
-        checks.check_tensor("out", out, (T, C), (x.dtype,), device)
     index = chunk_index(lengths, CHUNK_TOKENS, device)
     spans = spans_of(chunk_index(lengths, CHUNK_TOKENS, device, stops), stops)
     blocks = index.chunk_count + (N if 0 in lengths else 0)
@@ -167,9 +158,9 @@ def chunk_short_conv(
         bias,
         out,
         pool,
-        slot_ids,
-        initial_slot_ids,
         slots,
+        slots if read_slots is None else read_slots,
+        pool.shape[0],
         x.stride(0),
         pool.stride(0),
         index.chunks,
@@ -188,11 +179,25 @@ def chunk_short_conv(
     return out
 
 
-def check_taps(weight: Tensor, bias: Tensor | None, C: int, device: torch.device) -> int:
-    """Check the taps [C, W] and bias [C] of a convolution over C channels; returns W."""
+def check_inputs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pool: Tensor,
+    slots: Tensor,
+    out: Tensor | None,
+) -> None:
+    """Check everything but the ids: x and out are [rows, C]."""
+    device = x.device
+    launch.require_device(device)
+    checks.check_tensor("x", x, (-1, -1), checks.FLOATS, device, dense_dims=1)
+    rows, C = x.shape
     checks.check_tensor("weight", weight, (C, -1), checks.FLOATS, device)
-    W = int(weight.shape[1])
+    W = weight.shape[1]
     checks.require(2 <= W <= MOST_TAPS, f"weight has {W} taps, needed 2 to {MOST_TAPS}")
     if bias is not None:
         checks.check_tensor("bias", bias, (C,), (weight.dtype,), device)
-    return W
+    checks.check_tensor("pool", pool, (-1, W - 1, C), checks.FLOATS, device, dense_dims=2)
+    checks.check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
+    if out is not None:
+        checks.check_tensor("out", out, (rows, C), (x.dtype,), device)

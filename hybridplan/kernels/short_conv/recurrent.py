@@ -8,9 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.short_conv.chunk import check_taps
+from hybridplan.kernels.common.slots import check_decode_slots
+from hybridplan.kernels.short_conv.chunk import check_inputs
 
 MOST_TOKENS = 16
+_PASSED = checks.Passed()
 
 
 @triton.jit
@@ -20,16 +22,14 @@ def _update(
     bias,
     y,
     pool,
-    slot_ids,
+    slots,
     accepted,
     pool_slots,
-    stride_request,
-    stride_token,
+    stride_x,
     stride_slot,
     C,
     W: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    D: tl.constexpr,
     LP: tl.constexpr,
     BC: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -43,21 +43,21 @@ def _update(
     in_c = oc < C
     column = 0
     if HAS_ACCEPTED:
-        column = tl.minimum(tl.maximum(tl.load(accepted + b) - 1, 0), SLOTS - 1)
-    origin = tl.load(slot_ids + b * SLOTS + column)
+        column = tl.minimum(tl.maximum(tl.load(accepted + b) - 1, 0), D - 1)
+    origin = tl.load(slots + b * D + column)
     if (origin < 0) | (origin >= pool_slots):
         return
     # the line: the window's rows, then the new tokens'
     r = tl.arange(0, LP)
     old = (r < WINDOW)[:, None] & in_c[None, :]
-    new = ((r >= WINDOW) & (r < WINDOW + TOKENS))[:, None] & in_c[None, :]
+    new = ((r >= WINDOW) & (r < WINDOW + D))[:, None] & in_c[None, :]
     at_old = pool + origin.to(tl.int64) * stride_slot + r[:, None] * C + oc[None, :]
-    at_new = x + b.to(tl.int64) * stride_request + (r - WINDOW)[:, None] * stride_token
+    at_new = x + (b.to(tl.int64) * D + (r - WINDOW))[:, None] * stride_x
     line = tl.load(at_old, mask=old, other=0.0).to(tl.float32)
     line += tl.load(at_new + oc[None, :], mask=new, other=0.0).to(tl.float32)
     # a snapshot may go where the window was: every thread has read before any writes
     tl.debug_barrier()
-    for t in tl.static_range(TOKENS):
+    for t in tl.static_range(D):
         reads = ((r >= t) & (r < t + W))[:, None] & in_c[None, :]
         taps = tl.load(weight + oc[None, :] * W + (r - t)[:, None], mask=reads, other=0.0)
         acc = tl.sum(line * taps.to(tl.float32), 0)
@@ -65,60 +65,45 @@ def _update(
             acc += tl.load(bias + oc, mask=in_c, other=0.0).to(tl.float32)
         if SILU:
             acc = acc * tl.sigmoid(acc)
-        at_y = y + (b.to(tl.int64) * TOKENS + t) * C + oc
+        at_y = y + (b.to(tl.int64) * D + t) * C + oc
         tl.store(at_y, acc.to(y.dtype.element_ty), mask=in_c)
-        if SLOTS > 1 or t == TOKENS - 1:
-            target = origin
-            if SLOTS > 1:
-                target = tl.load(slot_ids + b * SLOTS + t)
-            last = tl.where((target >= 0) & (target < pool_slots), t + W, 0)
-            kept = ((r > t) & (r < last))[:, None] & in_c[None, :]
-            at = pool + target.to(tl.int64) * stride_slot + (r - t - 1)[:, None] * C
-            tl.store(at + oc[None, :], line.to(pool.dtype.element_ty), mask=kept)
+        target = origin
+        if D > 1:
+            target = tl.load(slots + b * D + t)
+        last = tl.where((target >= 0) & (target < pool_slots), t + W, 0)
+        kept = ((r > t) & (r < last))[:, None] & in_c[None, :]
+        at = pool + target.to(tl.int64) * stride_slot + (r - t - 1)[:, None] * C
+        tl.store(at + oc[None, :], line.to(pool.dtype.element_ty), mask=kept)
 
 
-def recurrent_short_conv(
+def recurrent_step(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     pool: Tensor,
-    slot_ids: Tensor,
+    slots: Tensor,
     *,
     accepted: Tensor | None = None,
     activation: bool = True,
     out: Tensor | None = None,
+    trust_ids: bool = False,
 ) -> Tensor:
-    """Convolve D new tokens of B requests; the windows in ``pool`` change in place.
+    """Advance each request by D tokens, at most 16; returns y [B*D, C], windows change in place.
 
-    x: [B, D, C] or [B, C], bf16, fp16 or fp32, channels contiguous, D up to 16; weight, bias, pool
-    as in chunk_short_conv.
-    slot_ids: int32 [B], one slot per request, read and written; or [B, D], the speculative form:
-    the window after token t goes to column t, and the old window is read from column
-    ``accepted`` - 1. A request whose old slot is -1 is padding: nothing of it is written. A column
-    of -1 takes no snapshot.
-    accepted: int32 [B], tokens of the previous window that were accepted (1 to D); default 1.
-    Returns x's shape and dtype. Raises KernelInputError before anything is launched.
+    x [B*D, C], tokens of one request are neighbours; weight, bias and pool as
+    :func:`hybridplan.kernels.short_conv.chunk.chunk_prefill`. slots, accepted, trust_ids and what
+    is raised: as :func:`hybridplan.kernels.scalar_decay.recurrent.recurrent_step`, of windows.
     """
-    device = x.device
-    launch.require_device(device)
-    shape = tuple(x.shape)
-    if x.dim() == 2:
-        x = x.unsqueeze(1)
-    checks.check_tensor("x", x, (-1, -1, -1), checks.FLOATS, device, dense_dims=1)
-    B, D, C = x.shape
-    checks.require(1 <= D <= MOST_TOKENS, f"x has {D} tokens a request, needed 1 to {MOST_TOKENS}")
-    W = check_taps(weight, bias, C, device)
-    checks.check_tensor("pool", pool, (-1, W - 1, C), checks.FLOATS, device, dense_dims=2)
-    columns = slot_ids.shape[1] if slot_ids.dim() == 2 else 1
-    checks.require(columns in (1, D), f"slot_ids has {columns} columns for {D} tokens, needed {D}")
-    wanted = (B, columns) if slot_ids.dim() == 2 else (B,)
-    checks.check_slots("slot_ids", slot_ids, wanted, pool.shape[0], device, unique=True)
-    if accepted is not None:
-        checks.check_tensor("accepted", accepted, (B,), (torch.int32,), device)
+    B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
+    key = _PASSED.key(x, weight, bias, pool, slots, out)
+    if key not in _PASSED:
+        check_inputs(x, weight, bias, pool, slots, out)
+        checks.require(x.shape[0] == B * D, f"x has {x.shape[0]} rows, slots ask for {B} x {D}")
+        checks.require(D <= MOST_TOKENS, f"slots has {D} columns, needed at most {MOST_TOKENS}")
+        _PASSED.add(key)
+    C, W = weight.shape
     if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=device)
-    else:
-        checks.check_tensor("out", out, shape, (x.dtype,), device)
+        out = torch.empty((B * D, C), dtype=x.dtype, device=x.device)
     BC = 256
     _update[(triton.cdiv(C, BC) * B,)](
         x,
@@ -126,16 +111,14 @@ def recurrent_short_conv(
         bias,
         out,
         pool,
-        slot_ids,
+        slots,
         accepted,
         pool.shape[0],
         x.stride(0),
-        x.stride(1),
         pool.stride(0),
         C,
         W,
         D,
-        columns,
         launch.next_power_of_2(W - 1 + D),
         BC,
         bias is not None,
