@@ -1,18 +1,17 @@
-"""Figures, drawn with matplotlib, which is loaded only when one is asked for."""
+"""The ledger as a picture: memory against context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hybridplan.errors import InputError, MissingExtraError
 from hybridplan.ledger.result import Ledger
+from hybridplan.report.canvas import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".svg", ".pdf")
 _MIB = 1 << 20
 _FIRST_TOKENS = 64
 
@@ -28,36 +27,12 @@ def curve_contexts(max_tokens: int) -> tuple[int, ...]:
 def memory_against_context(ledgers: Sequence[Ledger], path: Path) -> None:
     """Draw a request's MiB against its contexts, hybrid and twin, with the crossovers marked.
 
-    The file's suffix decides its format; the same ledgers give the same bytes. Raises InputError
-    for a suffix that is none of FORMATS or a path that cannot be written, MissingExtraError
-    without matplotlib.
+    Errors are those of ``canvas.drawing``.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise InputError(f"--plot {path}: the folder {path.parent} does not exist")
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(
-            '--plot needs matplotlib; install it with: pip install "hybridplan[report]"'
-        ) from None
-    with mpl.rc_context({"svg.hashsalt": "hybridplan", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(8, 5), layout="constrained")
-        axes = figure.subplots()
+    with drawing(path) as axes:
         for index, ledger in enumerate(ledgers):
             _lines(axes, ledger, f"C{index}")
         _frame(axes, ledgers)
-        try:
-            figure.savefig(path, dpi=150, metadata=_undated(path))
-        except OSError as error:
-            raise InputError(f"--plot {path}: cannot be written ({error.strerror})") from None
-
-
-def _undated(path: Path) -> dict[str, Any] | None:
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    return undated.get(path.suffix.lower())
 
 
 def _lines(axes: Axes, ledger: Ledger, colour: str) -> None:

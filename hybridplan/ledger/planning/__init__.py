@@ -1,0 +1,1 @@
+"""A plan as a user asks for it: memory, pool, costs, boot lines, warnings, and whether it fits."""

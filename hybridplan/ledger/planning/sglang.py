@@ -1,0 +1,98 @@
+"""SGLang's plan, whole: memory, the two pools, costs, boot lines, warnings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridplan.config.spec import ModelSpec
+from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.lengths.distribution import Lengths
+from hybridplan.ledger.planning.ask import MemoryAsk, pool_memory
+from hybridplan.ledger.planning.result import SCHEMA_VERSION, RequestCost, SglangResult
+from hybridplan.ledger.planning.sizing import sglang_lengths
+from hybridplan.ledger.sglang.options import SglangOptions
+from hybridplan.ledger.sglang.plan import SglangPlan, plan_sglang
+
+SGLANG_FRACTION = 0.88
+CHUNKED_PREFILL_TOKENS = 8192
+_LADDER = (1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576)
+_DEFAULT_ROWS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class SglangAsk:
+    """A question for :func:`plan`; ``memory.kv_memory_bytes`` is what weights and reserve leave."""
+
+    spec: ModelSpec
+    deployment: Deployment
+    options: SglangOptions
+    memory: MemoryAsk
+    costs_at: tuple[int, ...] = ()
+    lengths: Lengths | None = None
+    seed: int = 0
+
+
+def plan(ask: SglangAsk) -> SglangResult:
+    """Answer one question. Raises RefusalError when not one request fits."""
+    rows = ask.options.max_running_requests or _DEFAULT_ROWS
+    got = pool_memory(ask.memory, ask.spec, ask.deployment, CHUNKED_PREFILL_TOKENS, rows)
+    found = plan_sglang(ask.spec, ask.deployment, ask.options, got.available_bytes)
+    split, host = found.split, found.host
+    lengths = None
+    if ask.lengths is not None:
+        lengths = sglang_lengths(
+            ask.spec, ask.deployment, ask.options, got.available_bytes, ask.lengths, ask.seed
+        )
+    return SglangResult(
+        schema_version=SCHEMA_VERSION,
+        model=ask.spec.name,
+        deployment=ask.deployment,
+        memory=got,
+        strategy=found.strategy,
+        slots_per_request=found.slots_per_request,
+        tracking_slots=found.tracking_slots,
+        slot_bytes=found.slot_bytes,
+        state_bytes=found.state_bytes,
+        conv_bytes=found.conv_bytes,
+        kv_bytes_per_token=found.kv_bytes_per_token,
+        ratio=float(ask.options.ratio),
+        balanced_ratio=float(found.balanced_ratio),
+        slots=split.slots,
+        slots_bytes=split.slots_bytes,
+        intermediate_bytes=split.intermediate_bytes,
+        intermediate_allocated_bytes=found.intermediate_allocated_bytes,
+        ring_bytes=split.ring_bytes,
+        kv_bytes=split.kv_bytes,
+        kv_tokens=split.kv_tokens,
+        requests_by_slots=split.requests_by_slots,
+        max_running_requests=split.max_running_requests,
+        binds=split.binds,
+        context_tokens=found.context_tokens,
+        checkpoint_grid_tokens=found.checkpoint_grid_tokens,
+        track_grid_tokens=found.track_grid_tokens,
+        outside_bytes=found.outside_bytes,
+        host_slots=host.slots if host else None,
+        host_kv_tokens=host.kv_tokens if host else None,
+        host_bytes=host.bytes if host else None,
+        host_coverage=host.coverage if host else None,
+        pd_decode_slots=found.pd_decode_slots,
+        costs=_costs(found, ask.costs_at),
+        boot_lines=found.boot_lines,
+        warnings=found.warnings,
+        lengths=lengths,
+    )
+
+
+def _costs(plan: SglangPlan, asked: tuple[int, ...]) -> tuple[RequestCost, ...]:
+    longest = plan.context_tokens
+    ladder = asked or (*(n for n in _LADDER if n < longest), longest)
+    slots = plan.slots_per_request
+    return tuple(
+        RequestCost(
+            tokens,
+            (slots,),
+            slots * plan.slot_bytes + tokens * plan.kv_bytes_per_token,
+            min(plan.split.requests_by_slots, plan.split.kv_tokens // tokens),
+        )
+        for tokens in ladder
+    )

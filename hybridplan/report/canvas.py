@@ -1,0 +1,45 @@
+"""A matplotlib canvas that is loaded only when a picture is asked for, and saves the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridplan.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+_UNDATED: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+@contextmanager
+def drawing(path: Path, *, size_inches: tuple[float, float] = (8, 5)) -> Iterator[Axes]:
+    """Axes to draw on; the picture is written to ``path`` when the block ends.
+
+    The file's suffix decides its format; the same drawing gives the same bytes. Raises InputError
+    for a suffix that is none of FORMATS or a path that cannot be written, MissingExtraError
+    without matplotlib.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise InputError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--plot {path}: the folder {path.parent} does not exist")
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError(
+            '--plot needs matplotlib; install it with: pip install "hybridplan[report]"'
+        ) from None
+    with mpl.rc_context({"svg.hashsalt": "hybridplan", "svg.fonttype": "none"}):
+        figure = Figure(figsize=size_inches, layout="constrained")
+        yield figure.subplots()
+        try:
+            figure.savefig(path, dpi=150, metadata=_UNDATED.get(suffix))
+        except OSError as error:
+            raise InputError(f"--plot {path}: cannot be written ({error.strerror})") from None
