@@ -76,6 +76,8 @@ class Coordinator:
         for spec_set in self.sets:
             for member in spec_set.members:
                 self.managers[member].drops = spec_set.drops
+        self.publishing: Seq | None = None
+        """The request whose blocks were published last."""
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
 
     def new_step(self) -> None:
@@ -185,6 +187,7 @@ class Coordinator:
     def publish(self, seq: Seq, tokens: int) -> None:
         """``cache_blocks``: offer each group the prefix a later hit could match."""
         config = self.config
+        self.publishing = seq
         boundaries = replay_boundaries(
             seq.num_prompt, config.scheduler_block_tokens, drops=bool(config.dropping_groups)
         )

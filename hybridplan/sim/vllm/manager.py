@@ -112,7 +112,7 @@ class GroupManager:
             table.blocks.extend(self.take(seq, count))
 
     def take(self, seq: Seq, count: int) -> list[int]:
-        blocks = self.pool.take(count)
+        blocks = self.pool.take(count, self.index)
         if self.on_allocate is not None and blocks:
             self.on_allocate(seq, self.index, blocks)
         return blocks

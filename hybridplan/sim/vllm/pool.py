@@ -24,6 +24,8 @@ class PoolSink(Protocol):
 
     def evicted(self, block: int, keys: list[tuple[int, Key]], *, overwritten: bool) -> None: ...
 
+    def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None: ...
+
 
 class BlockPool:
     """Blocks of all groups. ``cached[group]`` maps a key to the blocks that carry it."""
@@ -33,6 +35,9 @@ class BlockPool:
         self.caching = caching
         self.cached: list[dict[Key, int | list[int]]] = [{} for _ in range(num_groups)]
         self.refs = [0]
+        self.used = [0] * num_groups
+        """Referenced blocks by group."""
+        self._group_of = [0]
         self.key_of: list[Key | None] = [None]
         self.key_group = [0]
         self.key_position = [0]
@@ -64,23 +69,26 @@ class BlockPool:
             return NULL_BLOCK
         return found if isinstance(found, int) else found[0]
 
-    def take(self, count: int) -> list[int]:
-        """Pop ``count`` blocks from the front of the queue; their keys are evicted.
+    def take(self, count: int, group: int) -> list[int]:
+        """Pop ``count`` blocks for ``group`` from the front of the queue; their keys are evicted.
 
         The caller has checked ``free_blocks``.
         """
         self.changes += 1
-        front, refs = self._front, self.refs
+        self.used[group] += count
+        front, refs, group_of = self._front, self.refs, self._group_of
         taken: list[int] = []
         while count and front:
             block = front.pop()
             refs[block] = 1
+            group_of[block] = group
             taken.append(block)
             count -= 1
         fresh = min(count, self.num_blocks - len(refs))
         if fresh:
             taken.extend(range(len(refs), len(refs) + fresh))
             refs.extend([1] * fresh)
+            group_of.extend([group] * fresh)
             self.key_of.extend([None] * fresh)
             self.key_group.extend([0] * fresh)
             self.key_position.extend([0] * fresh)
@@ -90,6 +98,7 @@ class BlockPool:
             self.evictions += 1
             self.lose(block, overwritten=False)
             refs[block] = 1
+            group_of[block] = group
             taken.append(block)
         return taken
 
@@ -101,6 +110,7 @@ class BlockPool:
             if block:
                 if not refs[block]:
                     del self._back[block]
+                    self.used[self._group_of[block]] += 1
                 refs[block] += 1
 
     def hold(self, block: int) -> None:
@@ -118,6 +128,7 @@ class BlockPool:
             refs[block] -= 1
             if refs[block]:
                 continue
+            self.used[self._group_of[block]] -= 1
             if self.caching and key_of[block] is not None:
                 self._back[block] = None
             else:
@@ -126,16 +137,21 @@ class BlockPool:
 
     def publish(self, block: int, group: int, key: Key, position_tokens: int) -> None:
         """Make ``block`` findable under ``key``; a second key is added to the first."""
+        if self._attach(block, group, key, position_tokens):
+            for sink in self.sinks:
+                sink.published(block, group, key, position_tokens)
+
+    def _attach(self, block: int, group: int, key: Key, position_tokens: int) -> bool:
         cached = self.cached[group]
         found = cached.get(key)
         if found is None:
             cached[key] = block
         elif isinstance(found, int):
             if found == block:
-                return
+                return False
             cached[key] = [found, block]
         elif block in found:
-            return
+            return False
         else:
             found.append(block)
         self.changes += 1
@@ -145,8 +161,7 @@ class BlockPool:
             self.key_position[block] = position_tokens
         else:
             self.extra_keys.setdefault(block, []).append((group, key))
-        for sink in self.sinks:
-            sink.published(block, group, key, position_tokens)
+        return True
 
     def keys_of(self, block: int) -> list[tuple[int, Key]]:
         """All keys of a block, the primary one first."""
@@ -181,5 +196,8 @@ class BlockPool:
     def move_keys(self, source: int, target: int) -> None:
         """Re-point all keys of ``source`` to ``target``, which has none."""
         position = self.key_position[source]
-        for group, key in self.unpublish(source):
-            self.publish(target, group, key, position)
+        keys = self.unpublish(source)
+        for group, key in keys:
+            self._attach(target, group, key, position)
+        for sink in self.sinks:
+            sink.moved(source, target, keys)

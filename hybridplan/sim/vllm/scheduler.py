@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hybridplan.sim.vllm.coordinator import Coordinator, Lookup
@@ -48,6 +49,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.skipping = skipping
+        self.on_admit: Callable[[Sequence, Lookup], None] | None = None
+        """Called when a waiting request is sure to start, before the pool changes for it."""
         self._split = ChunkSplit(config) if config.splits_for_mamba else None
 
     def schedule(self) -> Step:
@@ -211,6 +214,8 @@ class Scheduler:
         need = self._needed(seq, slots, main, lookup, start, False, prefill_end)
         if need + watermark > pool.free_blocks:
             return False
+        if lookup is not None and self.on_admit is not None:
+            self.on_admit(seq, lookup)
         if lookup is not None and any(lookup.blocks):
             for manager, blocks in zip(coordinator.managers, lookup.blocks, strict=True):
                 manager.add_hits(seq, blocks, hit)
@@ -221,6 +226,11 @@ class Scheduler:
         if self.skipping and lookup is None and pool.changes == before:
             seq.quiet_end = self._quiet_end(seq, start)
         return True
+
+    def needed_for_whole_prompt(self, seq: Sequence, lookup: Lookup) -> int:
+        """Blocks that admitting ``seq`` takes, watermark left out."""
+        whole = min(seq.num_tokens, self.config.max_model_len)
+        return self._needed(seq, whole, whole, lookup, lookup.hit_tokens, True, seq.prefill_end)
 
     def _needed(
         self,

@@ -188,6 +188,10 @@ class _Recorder:
             {"block": block, "keys": [self.name(g, k) for g, k in keys]}
         )
 
+    def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None:
+        for group, key in keys:
+            self.published(target, group, key, 0)
+
     def admitted(self, step: int, seq: Sequence, lookup: Lookup) -> None:
         self.requests[seq.request.request_id]["admissions"].append(
             {

@@ -1,0 +1,84 @@
+"""When requests reach the engine. Seconds are kept as whole nanoseconds, so runs repeat exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridplan.errors import InputError
+
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A fixed number of requests in flight; the next one of the trace starts when one ends."""
+
+    in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 1:
+            raise InputError(f"arrival closed:{self.in_flight} needs at least 1 request in flight")
+
+    def __str__(self) -> str:
+        return "sequential" if self.in_flight == 1 else f"closed:{self.in_flight}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The trace's clock against a simple step time: ``step_s + tokens / tokens_per_s``.
+
+    ``tokens`` are those an engine step computes, prefill and decode alike. It stands in for a
+    device until a measured time model does; ``speed`` > 1 replays the trace's clock faster.
+    """
+
+    tokens_per_s: float = 20_000.0
+    step_s: float = 0.005
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_s <= 0 or self.step_s < 0 or self.speed <= 0:
+            raise InputError(
+                f"timed arrival needs tokens_per_s > 0, step_s >= 0 and speed > 0, not"
+                f" {self.tokens_per_s}, {self.step_s} and {self.speed}"
+            )
+
+    @property
+    def step_ns(self) -> int:
+        return round(self.step_s * NS)
+
+    @property
+    def token_ns(self) -> int:
+        return max(round(NS / self.tokens_per_s), 1)
+
+    def step_time_ns(self, tokens: int) -> int:
+        return self.step_ns + tokens * self.token_ns
+
+    def arrival_ns(self, arrival_s: float) -> int:
+        return round(arrival_s * NS / self.speed)
+
+    def __str__(self) -> str:
+        speed = "" if self.speed == 1 else f", trace clock x{self.speed:g}"
+        return f"timed: {self.step_s:g} s a step + {self.tokens_per_s:g} tokens/s{speed}"
+
+
+Arrival = Closed | Timed
+
+
+def parse_arrival(text: str) -> Arrival:
+    """``sequential``, ``closed:N`` or ``timed`` (``timed:TOKENS_PER_S[:STEP_S]``)."""
+    name, _, rest = text.partition(":")
+    try:
+        if name == "sequential" and not rest:
+            return Closed(1)
+        if name == "closed":
+            return Closed(int(rest))
+        if name == "timed":
+            parts = [float(part) for part in rest.split(":")] if rest else []
+            if len(parts) <= 2:
+                return Timed(*parts)
+    except ValueError:
+        pass
+    raise InputError(
+        f"arrival {text!r} is not known; use sequential, closed:N, timed or"
+        " timed:TOKENS_PER_S:STEP_S"
+    )

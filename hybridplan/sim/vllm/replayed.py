@@ -1,0 +1,274 @@
+"""The vLLM engine as ``hybridplan.sim.replay`` drives it: outcomes, losses, use and events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from hybridplan.errors import RefusalError
+from hybridplan.sim.ceiling import InfiniteCache
+from hybridplan.sim.events import Event, EventSink
+from hybridplan.sim.outcome import EngineUse, GroupUse, LossCause, RequestOutcome
+from hybridplan.sim.request import Request
+from hybridplan.sim.vllm.coordinator import Lookup
+from hybridplan.sim.vllm.engine import VllmEngine
+from hybridplan.sim.vllm.keys import Key, Reading
+from hybridplan.sim.vllm.losses import LossLedger
+from hybridplan.sim.vllm.scheduler import Step
+from hybridplan.sim.vllm.sequence import Sequence
+from hybridplan.sim.vllm.states import StateCounter
+from hybridplan.sim.vllm.types import VllmCacheConfig
+
+MOST_PREEMPTIONS = 1000
+
+
+class _Record:
+    """What is known of a request between its arrival and its end."""
+
+    __slots__ = ("admitted_step", "ceiling", "hit", "junction", "kv_hit", "lost")
+
+    def __init__(self, ceiling: int | None) -> None:
+        self.ceiling = ceiling
+        self.hit = self.kv_hit = self.junction = 0
+        self.admitted_step = -1
+        self.lost: tuple[tuple[LossCause, int], ...] = ()
+
+
+class ReplayedVllm:
+    """A vLLM cache and scheduler that explains itself; see ``replay.Engine`` for the contract.
+
+    Args:
+        config: what to replay.
+        accepted_drafts: accepted drafts per verification of a request, cycled.
+        reading: which side to err on where the trace is coarser than the hash block.
+        attribute_losses: track the infinite-cache ceiling and the causes of loss. Costs memory in
+            proportion to the distinct content of the trace; without it memory is bounded by the
+            pool and the requests in flight.
+        skipping: False steps every decode step.
+        events: receives every cache event.
+    """
+
+    def __init__(
+        self,
+        config: VllmCacheConfig,
+        *,
+        accepted_drafts: SequenceOf[int] = (0,),
+        reading: Reading = Reading.LOWER,
+        attribute_losses: bool = True,
+        skipping: bool = True,
+        events: EventSink | None = None,
+    ) -> None:
+        self.config = config
+        self.engine = VllmEngine(
+            config, accepted_drafts=accepted_drafts, reading=reading, skipping=skipping
+        )
+        self.name = f"vllm {config.version}"
+        self.reading = reading.value
+        self.exact_identity = True
+        self._ceiling = InfiniteCache() if attribute_losses else None
+        self._losses = LossLedger(self.engine.scheduler) if attribute_losses else None
+        self._states = StateCounter(self.engine.scheduler)
+        self._events = events
+        self._records: dict[int, _Record] = {}
+        self._admitted: list[int] = []
+        self._finished: list[tuple[int, RequestOutcome]] = []
+        groups = len(config.groups)
+        self._peak = [0] * groups
+        self._sum = [0] * groups
+        self._allocated = [0] * groups
+        self.engine.observers.append(self)
+        self.engine.scheduler.on_admit = self.starting
+        for manager in self.engine.scheduler.coordinator.managers:
+            manager.on_allocate = self.allocated
+        if events is not None:
+            self.engine.pool.sinks.append(self)
+
+    @property
+    def step_index(self) -> int:
+        return self.engine.step_index
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work
+
+    @property
+    def running(self) -> int:
+        return self.engine.running
+
+    @property
+    def waiting(self) -> int:
+        return self.engine.waiting
+
+    def refusal(self, request: Request) -> str | None:
+        """Why vLLM would reject the request when it arrives; None when it takes it."""
+        length, most = request.prompt.length_tokens, self.config.max_model_len
+        if length < 1:
+            return "the prompt is empty"
+        if length >= most:
+            return f"a prompt of {length} tokens leaves no room in max_model_len={most}"
+        return None
+
+    def add(self, request: Request) -> int:
+        """Queue a request ``refusal`` had nothing against; returns its order number."""
+        prompt = request.prompt
+        if prompt.ids and (
+            self.config.hash_block_tokens % prompt.unit_tokens
+            or self.config.hash_lookahead_tokens % prompt.unit_tokens
+        ):
+            self.exact_identity = False
+        ceiling = None
+        if self._ceiling is not None:
+            ceiling = self._ceiling.reusable_tokens(request)
+            self._ceiling.remember(request)
+        seq = self.engine.add(request)
+        self._records[seq.serial] = _Record(ceiling)
+        return seq.serial
+
+    def step(self) -> tuple[int, list[int], list[tuple[int, RequestOutcome]]]:
+        """One engine step: tokens scheduled, requests first admitted, outcomes of the finished."""
+        self._admitted = []
+        self._finished = []
+        tokens, _ = self.engine.step()
+        self._measure(1)
+        return tokens, self._admitted, self._finished
+
+    def skippable_steps(self) -> int:
+        return self.engine.skippable_steps()
+
+    def skip(self, steps: int) -> None:
+        self.engine.skip(steps)
+        self._measure(steps)
+
+    def _measure(self, steps: int) -> None:
+        used, peak, total = self.engine.pool.used, self._peak, self._sum
+        for group, blocks in enumerate(used):
+            total[group] += blocks * steps
+            if blocks > peak[group]:
+                peak[group] = blocks
+
+    def blocked(self) -> RefusalError:
+        """Why the head of the queue can never start: the pool is idle and still too small."""
+        scheduler = self.engine.scheduler
+        seq = scheduler.waiting[0]
+        lookup = scheduler.coordinator.lookup(seq)
+        need = scheduler.needed_for_whole_prompt(seq, lookup)
+        free = self.engine.pool.free_blocks
+        return RefusalError(
+            f"request {seq.request.request_id} of {seq.num_tokens} tokens needs {need} blocks and"
+            f" {free} of {self.config.num_blocks} are free with nothing running; raise num_blocks"
+            f" to at least {self.config.num_blocks + max(need - free, 1)} or lower max_model_len"
+        )
+
+    def use(self) -> EngineUse:
+        """Pool, states and evictions so far."""
+        steps = max(self.engine.step_index, 1)
+        groups = tuple(
+            GroupUse(
+                name=group.name or f"group {index}",
+                kind=group.kind.value,
+                peak_blocks=self._peak[index],
+                mean_blocks=self._sum[index] / steps,
+                allocated_blocks=self._allocated[index],
+            )
+            for index, group in enumerate(self.config.groups)
+        )
+        return EngineUse(
+            engine=self.name,
+            num_blocks=self.config.num_blocks,
+            groups=groups,
+            states=self._states.use,
+            evictions=self.engine.pool.evictions,
+            cached_blocks=self.engine.pool.cached_free_blocks,
+        )
+
+    def allocated(self, seq: Sequence, group: int, blocks: list[int]) -> None:
+        self._allocated[group] += len(blocks)
+        if self._events is not None:
+            self._emit("allocate", seq.request.request_id, group, tuple(blocks))
+
+    def starting(self, seq: Sequence, lookup: Lookup) -> None:
+        """A request leaves the queue; its own blocks are not yet in the pool."""
+        record = self._records[seq.serial]
+        self._states.hit(lookup)
+        if record.admitted_step < 0:
+            record.admitted_step = self.engine.step_index
+            record.hit, record.kv_hit = lookup.hit_tokens, lookup.kv_hit_tokens
+            record.junction = lookup.junction_tokens
+            self._admitted.append(seq.serial)
+            ceiling = record.ceiling
+            if self._losses is not None and ceiling is not None and ceiling > lookup.hit_tokens:
+                record.lost = tuple(self._losses.explain(seq, lookup, ceiling).items())
+        if self._events is not None and lookup.hit_tokens:
+            for group, blocks in enumerate(lookup.blocks):
+                found = tuple(block for block in blocks if block)
+                if found:
+                    self._emit("hit", seq.request.request_id, group, found, lookup.hit_tokens)
+
+    def admitted(self, step: int, seq: Sequence, lookup: Lookup) -> None:
+        """Nothing left to do: ``starting`` saw it first."""
+
+    def scheduled(self, step: int, plan: Step) -> None:
+        for seq in plan.preempted:
+            if seq.preemptions > MOST_PREEMPTIONS:
+                raise RefusalError(
+                    f"request {seq.request.request_id} was preempted {seq.preemptions} times: the"
+                    f" pool of {self.config.num_blocks} blocks holds it but not its second prefill;"
+                    " raise num_blocks or set scheduler_reserve_full_isl"
+                )
+            if self._events is not None:
+                self._emit("preempt", seq.request.request_id, step=step)
+        if self._events is not None:
+            for pair in plan.copies:
+                self._emit("copy", blocks=pair, step=step)
+
+    def finished(self, step: int, seq: Sequence) -> None:
+        record = self._records.pop(seq.serial)
+        request = seq.request
+        outcome = RequestOutcome(
+            request_id=request.request_id,
+            prompt_tokens=seq.num_prompt,
+            output_tokens=seq.outputs,
+            hit_tokens=record.hit,
+            kv_hit_tokens=record.kv_hit,
+            ceiling_tokens=record.ceiling,
+            lost=record.lost,
+            junction_tokens=record.junction,
+            prefill_chunks=seq.prefill_chunks + 1,
+            preemptions=seq.preemptions,
+            recomputed_tokens=max(seq.recomputed, 0),
+            arrival_step=seq.arrival_step,
+            first_step=record.admitted_step,
+            finish_step=step,
+            session=request.session,
+            turn=request.turn,
+        )
+        self._finished.append((seq.serial, outcome))
+        if self._events is not None:
+            self._emit("finish", request.request_id, step=step)
+
+    def published(self, block: int, group: int, key: Key, position_tokens: int) -> None:
+        self._emit("publish", self._actor, group, (block,), position_tokens)
+
+    def evicted(self, block: int, keys: list[tuple[int, Key]], *, overwritten: bool) -> None:
+        self._emit("evict", "", keys[0][0], (block,))
+
+    def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None:
+        for group, _key in keys:
+            self._emit("publish", self._actor, group, (target,))
+
+    @property
+    def _actor(self) -> str:
+        acting = self.engine.scheduler.coordinator.publishing
+        return acting.request.request_id if acting is not None else ""
+
+    def _emit(
+        self,
+        kind: str,
+        request_id: str = "",
+        group: int = -1,
+        blocks: tuple[int, ...] = (),
+        position_tokens: int = 0,
+        step: int | None = None,
+    ) -> None:
+        if self._events is not None:
+            at = self.engine.step_index if step is None else step
+            self._events(Event(at, kind, request_id, group, blocks, position_tokens))
