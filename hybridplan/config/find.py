@@ -32,8 +32,7 @@ def load(name: str | os.PathLike[str], *, download: bool = False) -> ModelSpec:
             return found
     entry = in_catalogue(text)
     if entry is not None:
-        spec = read_file(entry.path, name=entry.name, companion=entry.hf_quant or _NOWHERE)
-        return replace(spec, confidence=entry.confidence)
+        return load_entry(entry)
     if _REPO.fullmatch(text):
         from hybridplan.config.hub import cached_config, download_config
 
@@ -43,6 +42,12 @@ def load(name: str | os.PathLike[str], *, download: bool = False) -> ModelSpec:
         if config is not None:
             return read_file(config, name=text)
     raise InputError(_nearest_sentence(text))
+
+
+def load_entry(entry: Entry) -> ModelSpec:
+    """The spec of a shipped config, with the confidence of its source."""
+    spec = read_file(entry.path, name=entry.name, companion=entry.hf_quant or _NOWHERE)
+    return replace(spec, name=entry.name, confidence=entry.confidence)
 
 
 _NOWHERE = Path(os.devnull) / "none"

@@ -63,7 +63,6 @@ def _strict_type(name: str, hint: Any) -> Any:
 
 def _build(value: BaseModel, kind: type) -> Any:
     """The dataclass instance that a validated model stands for."""
-    hints = get_type_hints(kind, vars(types_of))
     made = {}
     for field in fields(kind):
         item = getattr(value, field.name)
