@@ -60,7 +60,7 @@ class ArtifactCache:
         self.alpha = alpha
         self.lru_leaves = lru_leaves
         self.tree = RadixTree(None if lru_leaves else self._efficiency)
-        self.evictions = 0
+        self.evictions = self.refused = 0
         self._now = 0
 
     @property

@@ -167,7 +167,9 @@ class PaperCache:
             tree.absorb(victim)
             return
         tree.delete_leaf(victim)
-        if parent is not None and parent is not tree.root and not parent.has_state:
+        if parent is None or parent is tree.root or parent.has_state:
+            return
+        if len(parent.children) == 1:
             tree.absorb(parent)
 
     def _efficiency(self, node: Node) -> float:

@@ -57,7 +57,7 @@ class RadixTree:
         self.states = 0
         self.kv_tokens = 0
         self.candidates: dict[Node, None] = {}
-        self._efficiency = efficiency
+        self.efficiency = efficiency
 
     def child(self, node: Node, sequence: TokenSequence, position: int) -> Node | None:
         """The child of ``node`` whose edge begins with the token at ``position``."""
@@ -121,7 +121,7 @@ class RadixTree:
 
     def clone(self) -> RadixTree:
         """The same tree again, sharing only the sequences."""
-        twin = RadixTree(self._efficiency)
+        twin = RadixTree(self.efficiency)
         twin.states, twin.kv_tokens = self.states, self.kv_tokens
         twin_of = {self.root: twin.root}
         for node in self.preorder():
@@ -163,8 +163,8 @@ class RadixTree:
         return ranks[::-1]
 
     def _renew(self, node: Node) -> None:
-        if self._efficiency is not None:
-            node.efficiency = self._efficiency(node)
+        if self.efficiency is not None:
+            node.efficiency = self.efficiency(node)
 
     def _review(self, node: Node) -> None:
         if node is self.root:

@@ -41,7 +41,8 @@ class VllmPlusCache:
         self.capacity_bytes = capacity_bytes
         self.block_tokens = block_tokens
         self.root = Block(TokenSequence(b"", 1, 0), 0, 0, None)
-        self.states = self.kv_tokens = self.evictions = 0
+        self.alpha = 0.0
+        self.states = self.kv_tokens = self.evictions = self.refused = 0
         self._now = 0
         # No two leaves are equally old: a request touches one path from the root, so the blocks
         # touched last at one time lie on a chain, and a chain has one leaf.

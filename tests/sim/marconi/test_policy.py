@@ -1,0 +1,223 @@
+"""Both modes against list-scanning twins, their invariants, and what the paper promises."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridplan.errors import InputError
+from hybridplan.sim.marconi.artifact import ArtifactCache
+from hybridplan.sim.marconi.costs import ModelCosts
+from hybridplan.sim.marconi.integrity import check_integrity
+from hybridplan.sim.marconi.paper import PaperCache, PaperMarconi
+from hybridplan.sim.marconi.replay import MarconiConfig, MarconiReplay
+from hybridplan.sim.marconi.tree import Node
+from hybridplan.sim.request import Prompt, Request
+from hybridplan.sim.sequence import TokenSequence
+
+SMALL = ModelCosts.from_paper(64, 16, attention_layers=2, state_layers=3, mlp_layers=4)
+ALPHAS = st.sampled_from([0.0, 0.3, 1.0, 2.0])
+CAPACITIES = st.builds(SMALL.prefix_bytes, st.integers(10, 200), st.integers(1, 8))
+
+
+@st.composite
+def served(draw: st.DrawFn) -> list[tuple[list[int], int]]:
+    """(tokens, how many are prompt) of requests that often continue earlier ones."""
+    token = st.integers(0, draw(st.sampled_from([1, 2, 500])))
+    part = st.lists(token, min_size=1, max_size=30)
+    requests: list[tuple[list[int], int]] = []
+    for _ in range(draw(st.integers(1, 25))):
+        prompt = draw(part)
+        if requests and draw(st.booleans()):
+            old = draw(st.sampled_from(requests))[0]
+            prompt = old[: draw(st.integers(1, len(old)))] + prompt
+        requests.append((prompt + draw(part), len(prompt)))
+    return requests
+
+
+class ScanningArtifact(ArtifactCache):
+    """The artifact's eviction as its paper trail reads: everything found anew for every victim."""
+
+    def _evict_lowest(self, over: int) -> None:
+        freed = 0
+        while freed < over and self.tree.root.children:
+            nodes = [node for node in self.tree.preorder() if len(node.children) <= 1]
+            recency = self._scaled([1 / (self._now - node.access) for node in nodes])
+            efficiency = self._scaled([self._efficiency(node) for node in nodes])
+            scores = [self.alpha * e + r for e, r in zip(efficiency, recency, strict=True)]
+            victim = nodes[scores.index(min(scores))]
+            if victim.children:
+                freed += self.costs.state_bytes
+                self.tree.absorb(victim)
+            else:
+                freed += self.costs.prefix_bytes(nodes[-1].tokens)
+                self.tree.delete_leaf(victim)
+
+    @staticmethod
+    def _scaled(values: list[float]) -> list[float]:
+        low, high = min(values), max(values)
+        return [1.0 if low == high else (value - low) / (high - low) for value in values]
+
+
+def shape(cache: ArtifactCache | PaperCache) -> list[tuple[int, int, bool, int]]:
+    return [(n.start, n.end, n.has_state, n.access) for n in cache.tree.preorder()]
+
+
+@given(served(), ALPHAS, CAPACITIES)
+@settings(max_examples=60, deadline=None)
+def test_artifact_agrees_with_its_scanning_twin(
+    requests: list[tuple[list[int], int]], alpha: float, capacity: int
+) -> None:
+    clever, naive = (kind(SMALL, capacity, alpha) for kind in (ArtifactCache, ScanningArtifact))
+    for tokens, prompt_tokens in requests:
+        sequence = TokenSequence.of_tokens(tokens)
+        assert clever.serve(sequence, prompt_tokens) == naive.serve(sequence, prompt_tokens)
+        assert shape(clever) == shape(naive)
+        check_integrity(clever)
+
+
+class NaivePaper:
+    """The paper's rules on a set of prefixes: no tree, every structure found anew."""
+
+    def __init__(self, costs: ModelCosts, capacity_bytes: int) -> None:
+        self.costs, self.capacity_bytes = costs, capacity_bytes
+        self.states: set[tuple[int, ...]] = set()
+
+    def serve(self, tokens: list[int], prompt_tokens: int) -> int:
+        whole, prompt = tuple(tokens), tuple(tokens[:prompt_tokens])
+        hit = max((len(s) for s in self.states if s == prompt[: len(s)]), default=0)
+        common = max((self._common(s, prompt) for s in self.states), default=0)
+        if common > hit:
+            self.states.add(prompt[:common])
+        self.states.add(whole)
+        return hit
+
+    @staticmethod
+    def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+        return next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
+
+    @property
+    def kv_tokens(self) -> int:
+        return len({state[:end] for state in self.states for end in range(1, len(state) + 1)})
+
+
+@given(served())
+@settings(max_examples=60, deadline=None)
+def test_paper_admission_agrees_with_a_set_of_prefixes(
+    requests: list[tuple[list[int], int]],
+) -> None:
+    cache, naive = PaperCache(SMALL, 1 << 40), NaivePaper(SMALL, 1 << 40)
+    for tokens, prompt_tokens in requests:
+        hit = cache.serve(TokenSequence.of_tokens(tokens), prompt_tokens)
+        assert hit == naive.serve(tokens, prompt_tokens)
+        assert (cache.states, cache.kv_tokens) == (len(naive.states), naive.kv_tokens)
+        check_integrity(cache)
+
+
+class ScanningPaper(PaperCache):
+    """Every victim found by scoring the whole tree anew."""
+
+    def _make_room(self, needed_bytes: int, in_use: set[Node | None]) -> bool:
+        def scaled(values: list[float]) -> list[float]:
+            low, high = min(values), max(values)
+            return [1.0 if low == high else (v - low) / (high - low) for v in values]
+
+        full = self.bytes + needed_bytes > self.capacity_bytes
+        self.evictions += full
+        while self.bytes + needed_bytes > self.capacity_bytes:
+            nodes = [n for n in self.tree.preorder() if len(n.children) <= 1 and n not in in_use]
+            if not nodes:
+                return False
+            recency = scaled([float(n.access) for n in nodes])
+            efficiency = scaled([self._efficiency(n) for n in nodes])
+            scores = [self.alpha * e + r for e, r in zip(efficiency, recency, strict=True)]
+            self._evict(nodes[scores.index(min(scores))])
+        return True
+
+
+@given(served(), ALPHAS, CAPACITIES, st.sampled_from([None, 4]))
+@settings(max_examples=60, deadline=None)
+def test_paper_eviction_agrees_with_its_scanning_twin(
+    requests: list[tuple[list[int], int]], alpha: float, capacity: int, chunk: int | None
+) -> None:
+    clever, naive = (kind(SMALL, capacity, alpha, chunk) for kind in (PaperCache, ScanningPaper))
+    for tokens, prompt_tokens in requests:
+        sequence = TokenSequence.of_tokens(tokens)
+        assert clever.serve(sequence, prompt_tokens) == naive.serve(sequence, prompt_tokens)
+        assert shape(clever) == shape(naive)
+        check_integrity(clever)
+
+
+def requests_of(*prompts: list[int], output: int = 5) -> list[Request]:
+    return [
+        Request(str(index), Prompt(len(prompt), 1, prompt), output)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["paper", "artifact"])
+def test_a_shared_prefix_pays_off_at_its_third_use(mode: str) -> None:
+    system = list(range(100))
+    prompts = [system + list(range(1000 * k, 1000 * k + 20)) for k in (1, 2, 3, 4)]
+    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 40, mode=mode))
+    hits = [outcome.hit_tokens for outcome in replay.serve(requests_of(*prompts))]
+    assert hits == [0, 0, 100, 100]
+
+
+def test_a_conversation_resumes_after_its_last_token() -> None:
+    first, answer, question = list(range(40)), list(range(100, 130)), list(range(200, 210))
+    whole = Prompt(70, 1, first + answer)
+    turns = [
+        Request("1", Prompt(40, 1, first), 30, sequence=whole),
+        Request("2", Prompt(80, 1, first + answer + question), 5),
+    ]
+    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 40))
+    assert [outcome.hit_tokens for outcome in replay.serve(turns)] == [0, 70]
+
+
+def test_branch_state_is_rounded_down_to_a_chunk() -> None:
+    shared = list(range(80))
+    prompts = [shared + [1000 * k + i for i in range(40)] for k in (1, 2, 3)]
+    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 40, chunk_tokens=32))
+    assert [outcome.hit_tokens for outcome in replay.serve(requests_of(*prompts))] == [0, 0, 64]
+
+
+def test_units_are_not_expanded_and_give_the_lower_bound() -> None:
+    system = [7, 8]
+    prompts = [Prompt(1300, 512, [*system, 100 + k]) for k in range(3)]
+    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 60))
+    requests = [Request(str(k), prompt, 10) for k, prompt in enumerate(prompts)]
+    assert [outcome.hit_tokens for outcome in replay.serve(requests)] == [0, 0, 1024]
+
+
+def test_tuning_happens_once_after_the_window() -> None:
+    costs, capacity = SMALL, SMALL.prefix_bytes(150, 4)
+    tuned = PaperMarconi(costs, capacity, bootstrap_multiplier=2)
+    for k in range(40):
+        tokens = list(range(k % 3 * 100, k % 3 * 100 + 30)) + list(
+            range(10_000 + 9 * k, 10_009 + 9 * k)
+        )
+        tuned.serve(TokenSequence.of_tokens(tokens), 35)
+        check_integrity(tuned.cache)
+    assert tuned.bootstrap_window == 2 * (tuned.requests_before_first_eviction or 0)
+    assert 0.0 <= tuned.alpha <= 2.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": "lru"},
+        {"mode": "exact"},
+        {"policy": "vllm+", "mode": "paper"},
+        {"mode": "artifact", "chunk_tokens": 64},
+        {"capacity_bytes": 0},
+    ],
+    ids=lambda wrong: "-".join(f"{key}={value}" for key, value in wrong.items()),
+)
+def test_bad_configurations_are_refused_with_their_numbers(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError) as refusal:
+        MarconiConfig(**{"costs": SMALL, "capacity_bytes": 1, **wrong})
+    assert any(str(value) in refusal.value.sentence for value in wrong.values())
