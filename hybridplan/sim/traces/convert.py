@@ -22,7 +22,10 @@ def header_of(info: TraceInfo, default: Prompt) -> dict[str, Any]:
         MARK: VERSION,
         "source_format": info.format,
         "source_dialect": info.dialect,
-        "facts": {name: getattr(info, name).value for name in FACTS},
+        "facts": {
+            **{name: getattr(info, name).value for name in FACTS},
+            "time_unit": "s" if info.has_clock else "none",
+        },
         "defaults": {
             "unit_tokens": default.unit_tokens,
             "chained": default.chained,

@@ -38,9 +38,9 @@ UNREAD: tuple[_Known, ...] = (
     (
         "a ServeGen parameter file (rates or distributions, not requests; generate requests first)",
         lambda sample: (
-            "pattern_type" in sample.keys
-            or "input_tokens_dist" in str(sample.keys)
-            or {"rate", "cv"} <= sample.keys
+            bool(sample.keys)
+            and all(key.isdigit() for key in sample.keys)
+            and all(isinstance(value, dict) for value in sample.first.values())
         ),
     ),
     (

@@ -179,8 +179,9 @@ class MooncakeRows(Rows):
             self._turns[session] = turn
             if row.get("turn") is not None:
                 turn = tokens(row["turn"], "turn")
+        request_id = label(row.get("request_id")) or str(self._count)
         self._count += 1
-        return (Request(str(self._count - 1), prompt, output_tokens, arrival_s, session, turn),)
+        return (Request(request_id, prompt, output_tokens, arrival_s, session, turn),)
 
     def _output(self, row: dict[str, Any]) -> int:
         found = optional_tokens(row, "output_length")

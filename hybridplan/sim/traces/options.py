@@ -13,6 +13,17 @@ from hybridplan.sim.traces.facts import ClockScope, IdScope, TimeUnit
 Tokenize = Callable[[str], Sequence[int]]
 
 
+_CHOICES = {
+    "tail": ("ceil", "floor"),
+    "time_unit": ("s", "ms", "us", "ns"),
+    "clock_scope": ("global", "session"),
+    "id_scope": ("global", "file", "session"),
+    "inputs": ("cumulative", "delta"),
+    "turns": ("all", "first", "last"),
+    "order": ("file", "time"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
     """Options of ``open_trace``; None means "find out, or refuse".
@@ -55,6 +66,11 @@ class TraceOptions:
             if value is not None and (isinstance(value, bool) or value < least):
                 flag = name.replace("_", "-")
                 raise InputError(f"--{flag} must be at least {least}, it is {value}")
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                flag = "clock" if name == "clock_scope" else name.replace("_", "-")
+                raise InputError(f"--{flag} must be {' or '.join(known)}, it is {value!r}")
         rate = self.tokens_per_char
         if rate is not None and not 0 < rate <= 16:
             raise InputError(f"--tokens-per-char must lie in (0, 16], it is {rate}")

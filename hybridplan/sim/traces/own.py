@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridplan.sim.request import Prompt, Request
+from hybridplan.sim.traces.clock import MAX_SPAN_S
 from hybridplan.sim.traces.facts import BadRow, Fact, Plan, Tally
 from hybridplan.sim.traces.format import Format, Opening, Rows, need
 from hybridplan.sim.traces.records import Sample
@@ -81,7 +82,7 @@ class Own(Format):
         for name in FACTS:
             value = facts.get(name)
             if isinstance(value, str):
-                setattr(plan, name, Fact(value, "read", "the file's header"))
+                setattr(plan, name, Fact(value, "read"))
         return plan
 
     def rows(self, opening: Opening, plan: Plan, tally: Tally) -> Rows:
@@ -109,6 +110,8 @@ class OwnRows(Rows):
         arrival_s = row.get("arrival_s")
         if arrival_s is not None:
             arrival_s = float(number(arrival_s, "arrival_s"))
+            if abs(arrival_s) > MAX_SPAN_S:
+                raise BadRow(f"arrival_s is {arrival_s:g}, out of range")
         prompt = self._prompt(row, length_tokens, unpack_ids(row.get("ids", [])))
         sequence = None
         if "sequence" in row:

@@ -28,6 +28,8 @@ _LOG_LINE = re.compile(
     rb"(?:Receive|Finish): obj=\w*ReqInput"
 )
 _DECODER = json.JSONDecoder()
+_OPENING = re.compile(r"\s*\[?")
+_SEPARATORS = re.compile(r"[\s,]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +128,31 @@ def _json_reason(error: Exception) -> str:
 
 def _json_values(source: Source) -> Iterator[Record]:
     """Elements of one array, or values one after another, parsed as the bytes arrive."""
-    line = 1
-    at_end = False
     pieces = _texts(source)
-    buffer = next(pieces, "")
-    position = re.compile(r"\s*\[?").match(buffer).end()  # type: ignore[union-attr]
-    separators = re.compile(r"[\s,]*")
+    text = next(pieces, "")
+    opening = _OPENING.match(text)
+    at = opening.end() if opening else 0
+    line = 1 + text.count("\n", 0, at)
+    at_end = False
     while True:
-        found = separators.match(buffer, position)
-        position = found.end() if found else position
-        line += buffer.count("\n", 0, position)
-        buffer = buffer[position:]
-        position = 0
-        if not buffer:
-            piece = next(pieces, None)
-            if piece is None:
+        between = _SEPARATORS.match(text, at)
+        end = between.end() if between else at
+        line += text.count("\n", at, end)
+        at = end
+        if at == len(text):
+            text, at = next(pieces, ""), 0
+            if not text:
                 return
-            buffer = piece
             continue
-        if buffer[0] == "]":
+        if text[at] == "]":
             return
         try:
-            value, position = _DECODER.raw_decode(buffer)
+            value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            if not at_end and _incomplete(error, buffer):
-                grown = _grow(buffer, pieces)
-                at_end = len(grown) == len(buffer)
-                buffer = grown
+            if not at_end and _incomplete(error, text):
+                rest = text[at:]
+                text, at = _grow(rest, pieces), 0
+                at_end = len(text) == len(rest)
                 continue
             reason = _json_reason(error)
             raise InputError(
@@ -162,6 +162,8 @@ def _json_values(source: Source) -> Iterator[Record]:
             yield line, value
         else:
             yield line, BadRow(f"the element is a JSON {type(value).__name__}, not an object")
+        line += text.count("\n", at, end)
+        at = end
 
 
 def _texts(source: Source) -> Iterator[str]:
@@ -227,6 +229,11 @@ def _header(source: Source, text: str, delimiter: str) -> list[str]:
     except csv.Error as error:
         raise InputError(f"{source.path}: the first line is no CSV header ({error})") from error
     names = [" ".join(cell.lower().split()) for cell in cells]
+    if {"gamma", "weibull"} & set(names):
+        raise InputError(
+            f"{source.path} is a ServeGen parameter file (rate windows, not requests); generate "
+            "requests with ServeGen first"
+        )
     if any(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", name) for name in names):
         raise InputError(
             f"{source.path} starts with a number where column names are needed; add a header line "

@@ -118,6 +118,8 @@ def open_texts(opening: Opening) -> Texts:
 
 
 def _transformers_tokenizer(name: str | Path) -> Texts:
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise InputError(f"--tokenizer {name} is no folder")
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

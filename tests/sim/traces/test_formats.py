@@ -344,6 +344,27 @@ def test_ambiguous_file_names_the_candidates(opened: Opened) -> None:
     assert lengths(opened(rows, format="plain", time_unit="s")) == [(0.0, 5, 6)]
 
 
+def test_servegen_parameters_are_no_requests(opened: Opened) -> None:
+    with pytest.raises(InputError, match=r"ServeGen parameter file .*rate windows"):
+        opened("0,22.46,173.81,Weibull,0.0575,0.000573\n", name="chunk-0-trace.csv")
+    distribution = {"0": {"input_tokens": "{256: 1.0}", "output_tokens": "{100: 1.0}"}}
+    with pytest.raises(InputError, match=r"ServeGen parameter file .*distributions"):
+        opened([distribution], name="chunk-0-dataset.json")
+
+
+def test_hash_traces_without_arrivals_or_outputs(opened: Opened) -> None:
+    rows = [
+        {"request_id": i, "type": "text", "input_length": n, "hash_ids": list(range(-(-n // 16)))}
+        for i, n in enumerate(range(250, 900, 3), 7)
+    ]
+    with pytest.raises(InputError, match=r"--output-tokens"):
+        list(opened(rows).requests())
+    trace = opened(rows, output_tokens=8, id_scope="global")
+    first = next(iter(trace.requests()))
+    assert (first.request_id, first.arrival_s, first.prompt.scope) == ("7", None, "")
+    assert (trace.info.unit_tokens, trace.info.has_clock) == (16, False)
+
+
 UNREAD = {
     "OpenTelemetry": [{"resourceSpans": []}],
     "TraceLab": [{"session_id": 1, "newly_append_tokens": 2, "prefix_tokens": 3}],

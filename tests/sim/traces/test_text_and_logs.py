@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_text_needs_a_tokenizer_or_an_estimate(opened: Opened) -> None:
         opened(AGENT, tokenizer=words, tokens_per_char=0.25)
     with pytest.raises(InputError, match=r"--tokens-per-char must lie"):
         opened(AGENT, tokens_per_char=0)
-    with pytest.raises(InputError, match=r"cannot be loaded locally|needs transformers"):
+    with pytest.raises(InputError, match=r"--tokenizer /nowhere/at/all is no folder"):
         opened(AGENT, tokenizer="/nowhere/at/all")
 
 
@@ -230,3 +231,30 @@ def test_sglang_text_lines(opened: Opened) -> None:
     )
     (request,) = opened(log).requests()
     assert (request.prompt.length_tokens, request.output_tokens) == (17, 128)
+
+
+@pytest.mark.slow
+def test_a_local_tokenizer_folder_with_its_chat_template(tmp_path: Path, opened: Opened) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    vocabulary = {word: i for i, word in enumerate(["?", "user", "bot", "hi", "there", "bye"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?")
+    fast.chat_template = (
+        "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+        "{% if add_generation_prompt %}bot{% endif %}"
+    )
+    fast.save_pretrained(tmp_path / "tokenizer")
+    chat = [
+        {"role": "user", "content": "hi there"},
+        {"role": "assistant", "content": "bye bye"},
+    ]
+    trace = opened([{"messages": chat}], tokenizer=str(tmp_path / "tokenizer"))
+    (request,) = trace.requests()
+    assert request.prompt.ids == (1, 3, 4, 2)
+    assert request.output_tokens == 2
+    assert request.prompt.scope == "tokens:tokenizer"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"cannot be loaded locally"):
+        opened([{"messages": chat}], tokenizer=tmp_path / "empty")
