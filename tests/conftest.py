@@ -16,3 +16,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="replay every engine answer found below DIR instead of the committed ones; each test "
         "module picks up the files whose content it understands",
     )
+    parser.addoption(
+        "--configs",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="check the config.json files (and SOURCES.md, PARAMS_REFERENCE.csv) of this folder "
+        "instead of the shipped ones",
+    )

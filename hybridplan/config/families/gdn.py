@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hybridplan.config.families import common
+from hybridplan.config.families.vision import qwen_tower_params
 from hybridplan.config.fields import Fields
 from hybridplan.config.spec import MLP, Attention, GatedDeltaNet, Layer, ModelSpec
 
@@ -30,6 +31,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         root,
         layers=common.stack(kinds, {"gdn": (gdn,), "full": (full,)}, mlps),
         draft_layers=_drafts(f, count, full, mlps[-1]),
+        extra_params={"vision_tower": qwen_tower_params(root)},
     )
 
 

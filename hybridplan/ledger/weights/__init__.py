@@ -24,8 +24,13 @@ COMPONENTS = {
     "norms": "norms, residual streams and other small vectors",
     "tables": "n-gram and per-layer embedding tables, which may sit in host memory",
     "draft": "next-token-prediction (MTP) layers",
+    "vision": "vision tower",
 }
-_TABLES = ("engram_tables", "per_layer_embeddings")
+_APART = {
+    "engram_tables": "tables",
+    "per_layer_embeddings": "tables",
+    "vision_tower": "vision",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,9 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of the language model, whole model (no tensor parallelism), without vision.
+    """All weights of a model, on no particular rank.
 
-    ``params`` and ``active_params`` leave draft layers and tables out; ``total_params`` and
+    ``params`` and ``active_params`` leave draft layers, tables and vision out; ``total_params`` and
     ``total_bytes`` count everything in ``components``. A token meets every weight but the experts
     its router did not choose and, of an untied embedding, all rows but one. ``method`` is the
     checkpoint's quantisation, or the plain dtype.
@@ -56,6 +61,7 @@ class Weights:
     active_params: int
     draft_params: int
     table_params: int
+    vision_params: int
     total_params: int
     total_bytes: int
     method: str
@@ -85,15 +91,15 @@ def weights(spec: ModelSpec) -> Weights:
         draft = layer.index - len(spec.layers)
         add("draft", part_, storage.bits(part_, layer.index, draft))
     for name, count in spec.extra_params.items():
-        component = "tables" if name in _TABLES else "norms"
-        looked_up = 0 if component == "tables" else count
+        component = _APART.get(name, "norms")
+        looked_up = 0 if name in _APART else count
         add(component, Part(component, name, count, False, looked_up), storage.plain_bits)
     components = tuple(
         Component(name, params[name], active[name], ceil(bits[name] / 8))
         for name in COMPONENTS
         if params[name]
     )
-    apart = ("draft", "tables")
+    apart = ("draft", "tables", "vision")
     scheme = spec.quantization
     return Weights(
         components=components,
@@ -101,6 +107,7 @@ def weights(spec: ModelSpec) -> Weights:
         active_params=sum(c.active_params for c in components if c.name not in apart),
         draft_params=params["draft"],
         table_params=params["tables"],
+        vision_params=params["vision"],
         total_params=sum(c.params for c in components),
         total_bytes=sum(c.bytes for c in components),
         method=spec.dtype if scheme is None else scheme.method,
@@ -143,6 +150,6 @@ def _extra(name: str, count: int) -> Part:
 
 
 def _notes(spec: ModelSpec) -> tuple[str, ...]:
-    if spec.vision:
+    if spec.vision and "vision_tower" not in spec.extra_params:
         return ("the vision or audio tower is not counted",)
     return ()
