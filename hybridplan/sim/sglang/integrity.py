@@ -14,6 +14,7 @@ from __future__ import annotations
 from hybridplan.sim.sequence import common_tokens
 from hybridplan.sim.sglang.cache import SglangCache
 from hybridplan.sim.sglang.node import Node
+from hybridplan.sim.sglang.tree import StateTree
 
 
 class IntegrityError(AssertionError):
@@ -21,12 +22,23 @@ class IntegrityError(AssertionError):
 
 
 def check_integrity(cache: SglangCache) -> None:
-    """Walk the whole tree and raise IntegrityError on the first broken invariant. Changes
-    nothing; costs time linear in the tree, so it is for tests."""
-    tree, page = cache.tree, cache.config.page_tokens
+    """Walk the whole tree, and the host tier's, and raise IntegrityError on the first broken
+    invariant. Changes nothing; costs time linear in the tree, so it is for tests."""
+    page = cache.config.page_tokens
+    owned_tokens = sum(
+        -(-request.kv_end // page) * page - request.owned_from for request in cache.running.values()
+    )
+    owned_slots = sum(request.slots for request in cache.running.values())
+    check_tree(cache.tree, owned_tokens, owned_slots)
+    if cache.host is not None:
+        check_tree(cache.host.tree, 0, 0)
+
+
+def check_tree(tree: StateTree, owned_tokens: int, owned_slots: int) -> None:
+    """The invariants of one tree; ``owned_*`` is what requests hold beside it."""
     nodes = list(tree.nodes())
     for node in nodes:
-        _check_edge(node, page)
+        _check_edge(node, tree.page_tokens)
     _expect("S3", "tree tokens", tree.tree_tokens, sum(node.tokens for node in nodes))
     _expect("S3", "nodes", tree.node_count, len(nodes))
     locked = sum(node.tokens for node in nodes if node.full_lock)
@@ -41,12 +53,8 @@ def check_integrity(cache: SglangCache) -> None:
             raise IntegrityError(f"S5 node at {node.end}: locks {node.full_lock} below {below}")
         if node.state_lock and not node.state:
             raise IntegrityError(f"S5 node at {node.end}: a lock on no state")
-    owned = sum(
-        -(-request.kv_end // page) * page - request.owned_from for request in cache.running.values()
-    )
-    _expect("S6", "KV tokens", tree.kv_tokens, tree.kv_free + tree.tree_tokens + owned)
-    slots = sum(request.slots for request in cache.running.values())
-    _expect("S6", "state slots", tree.state_slots, tree.slots_free + len(holders) + slots)
+    _expect("S6", "KV", tree.kv_tokens, tree.kv_free + tree.tree_tokens + owned_tokens)
+    _expect("S6", "slots", tree.state_slots, tree.slots_free + len(holders) + owned_slots)
     for node in nodes:
         if node.evictable_leaf and node.offered != node.access:
             raise IntegrityError(f"S7 leaf at {node.end} is not offered at {node.access}")

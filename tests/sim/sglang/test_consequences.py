@@ -1,0 +1,141 @@
+"""What an operator sees: who hits, who never does, and what bad flags are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridplan.errors import InputError
+from hybridplan.sim.outcome import LossCause
+from hybridplan.sim.request import Prompt, Request
+from hybridplan.sim.sglang.config import SglangCacheConfig
+from hybridplan.sim.sglang.events import ScriptedReplay
+from hybridplan.sim.sglang.integrity import check_integrity
+from hybridplan.sim.sglang.replay import SglangReplay
+
+ROOMY = {"kv_tokens": 100_000, "state_slots": 100}
+
+
+def config(**flags: Any) -> SglangCacheConfig:
+    return SglangCacheConfig(**{**ROOMY, **flags})
+
+
+def single(name: str, prompt: list[int], output_tokens: int = 8) -> Request:
+    return Request(name, Prompt(len(prompt), 1, prompt), output_tokens)
+
+
+def hits(requests: list[Request], **flags: Any) -> list[int]:
+    replay = SglangReplay(config(**flags))
+    found = []
+    for done in replay.serve(requests):
+        check_integrity(replay.cache)
+        found.append(done.outcome.hit_tokens)
+    return found
+
+
+def sharing_a_system_prompt(tokens: int = 200) -> list[Request]:
+    system = list(range(tokens))
+    return [single(str(k), system + [1000 * k + i for i in range(100)]) for k in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("strategy", ["extra_buffer", "extra_buffer_lazy"])
+def test_a_shared_prompt_pays_off_at_its_third_use(strategy: str) -> None:
+    assert hits(sharing_a_system_prompt(), strategy=strategy) == [0, 0, 192, 192]
+
+
+def test_no_buffer_never_stores_the_state_of_a_shared_prompt() -> None:
+    assert hits(sharing_a_system_prompt(), strategy="no_buffer") == [0, 0, 0, 0]
+
+
+def test_no_buffer_resumes_a_chat_exactly_and_misses_an_exact_repeat() -> None:
+    prompt, answer, question = list(range(50)), list(range(100, 120)), list(range(200, 210))
+    turns = [
+        Request("1", Prompt(50, 1, prompt), 20, sequence=Prompt(70, 1, prompt + answer)),
+        single("2", prompt + answer + question),
+    ]
+    assert hits(turns, strategy="no_buffer") == [0, 69]
+    assert hits([single("1", prompt), single("2", prompt)], strategy="no_buffer") == [0, 0]
+
+
+def test_short_turns_leave_nothing_under_extra_buffer() -> None:
+    turns = [single(str(k), list(range(60)), output_tokens=200) for k in range(3)]
+    assert hits(turns, strategy="extra_buffer") == [0, 0, 0]
+
+
+def test_units_are_not_expanded_and_give_the_lower_bound() -> None:
+    requests = [Request(str(k), Prompt(1300, 512, [7, 8, 100 + k]), 10) for k in range(3)]
+    assert hits(requests) == [0, 0, 1024]
+
+
+def test_a_request_larger_than_the_pool_is_refused_and_the_rest_go_on() -> None:
+    requests = [single("big", list(range(500))), single("small", list(range(600, 700)))]
+    replay = SglangReplay(config(kv_tokens=300))
+    big, small = replay.serve(requests)
+    assert big.outcome.refused == "it needs 508 KV tokens and the pool holds 300"
+    assert small.outcome.refused is None
+
+
+def test_losses_are_told_apart() -> None:
+    replay = SglangReplay(config(kv_tokens=700), explain=True)
+    first, second = sharing_a_system_prompt()[:2]
+    others = [single(f"other {k}", [5000 * k + i for i in range(600)]) for k in (2, 3)]
+    done = [d.outcome for d in replay.serve([first, second, *others, first])]
+    assert done[1].ceiling_tokens == 200
+    assert dict(done[1].lost) == {LossCause.NO_CHUNK_END: 200}
+    lost = dict(done[-1].lost)
+    assert lost[LossCause.LAST_TOKEN] == 1
+    assert lost[LossCause.EVICTED] == 256
+    assert sum(lost.values()) == 300
+
+
+def test_host_tier_gives_back_what_the_device_evicted() -> None:
+    system = sharing_a_system_prompt()
+    others = [single(f"other {k}", [9000 * k + i for i in range(600)]) for k in (2, 3)]
+    trace = [*system[:2], *others, system[2]]
+    tight = {"kv_tokens": 700, "state_slots": 20}
+    assert hits(trace, **tight)[-1] == 0
+    assert hits(trace, **tight, host_kv_tokens=5000, host_state_slots=50)[-1] == 192
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"strategy": "auto"},
+        {"strategy": "no_buffer", "page_tokens": 16},
+        {"chunk_tokens": 64, "page_tokens": 48},
+        {"page_tokens": 64, "chunked_prefill_tokens": 32},
+        {"kv_tokens": 0},
+        {"track_interval_tokens": 0},
+        {"host_kv_tokens": 5},
+    ],
+    ids=lambda flags: "-".join(f"{key}={value}" for key, value in flags.items()),
+)
+def test_bad_flags_are_refused_with_their_numbers(flags: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as refusal:
+        config(**flags)
+    assert str(next(reversed(flags.values()))) in refusal.value.sentence
+
+
+def test_too_few_slots_for_one_request() -> None:
+    with pytest.raises(InputError, match="4 state slots hold no request: extra_buffer may need 5"):
+        SglangReplay(config(state_slots=4))
+
+
+def test_losses_need_requests_one_at_a_time() -> None:
+    with pytest.raises(InputError, match="one at a time, not 4"):
+        SglangReplay(config(), 4, explain=True)
+
+
+@pytest.mark.parametrize(
+    "trace, words",
+    [
+        ({"config": {"mamba": 1}, "events": []}, "mamba are unknown"),
+        ({"config": {"eviction_policy": "lfu"}, "events": []}, "'lfu' is not modelled"),
+        ({"events": [{"op": "stop", "rid": "r"}]}, "'stop' of request r"),
+    ],
+    ids=["unknown-key", "other-eviction", "unknown-event"],
+)
+def test_scripted_traces_say_what_is_wrong(trace: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        list(ScriptedReplay(trace))
