@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ledger": ("hybridplan.cli.ledger", "Bytes of a model's caches, states and weights."),
     "plan": ("hybridplan.cli.plan", "What the engine will say at boot, before it boots."),
     "fit": ("hybridplan.cli.fit", "Whether a model fits a card; exit 0 fits, 1 does not."),
+    "explain-log": ("hybridplan.cli.explain_log", "Explain the memory lines of a boot log."),
     "models": ("hybridplan.cli.models", "The catalogue of shipped configs."),
     "trace": ("hybridplan.cli.trace", "What a request trace holds, and its conversion."),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),

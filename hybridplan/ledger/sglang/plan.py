@@ -78,7 +78,8 @@ class SglangPlan:
         return self.state_bytes + self.conv_bytes
 
 
-def _slot_bytes(layers: tuple[LayerCaches, ...]) -> tuple[int, int]:
+def slot_bytes(layers: tuple[LayerCaches, ...]) -> tuple[int, int]:
+    """Bytes of one slot on this rank: recurrent states, and convolution windows with their kin."""
     state = conv = 0
     for layer in layers:
         for part in layer.states:
@@ -212,9 +213,9 @@ def plan_sglang(
     if deployment.engine != "sglang":
         raise InputError(f"plan_sglang was given a deployment of {deployment.engine}")
     layers = model_caches(spec, deployment)
-    state_bytes, conv_bytes = _slot_bytes(layers)
-    slot_bytes = state_bytes + conv_bytes
-    if not slot_bytes:
+    state_bytes, conv_bytes = slot_bytes(layers)
+    slot = state_bytes + conv_bytes
+    if not slot:
         raise InputError(
             f"{spec.name} has no recurrent state, so SGLang makes one pool and there is nothing to "
             "split; see hybridplan ledger --engine sglang"
@@ -245,7 +246,7 @@ def plan_sglang(
     got = split(
         SplitInput(
             rest_bytes=rest_bytes,
-            slot_bytes=slot_bytes,
+            slot_bytes=slot,
             kv_bytes_per_token=per_token,
             ratio=options.ratio,
             slots_per_request=reserved,
@@ -267,7 +268,7 @@ def plan_sglang(
     if got.intermediate_bytes:
         allocated = _intermediates(spec, layers, got.max_running_requests, verify_tokens)
     checkpoint, track = _grids(spec, options)
-    equivalent = Fraction(slot_bytes, per_token) if per_token else Fraction(0)
+    equivalent = Fraction(slot, per_token) if per_token else Fraction(0)
     held = reserved + (verify_tokens if snapshots and verify_tokens > 1 else 0)
     tracking = tracking_slots(strategy, overlap=overlap)
     requests = got.max_running_requests + options.preallocated_requests
@@ -288,7 +289,7 @@ def plan_sglang(
         checkpoint_grid_tokens=checkpoint,
         track_grid_tokens=track,
         balanced_ratio=held * equivalent / context,
-        host=_host(options, got, slot_bytes, per_token, track),
+        host=_host(options, got, slot, per_token, track),
         pd_decode_slots=requests * (1 + tracking) if options.preallocated_requests else 0,
         boot_lines=(),
         warnings=(),
