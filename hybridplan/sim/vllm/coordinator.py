@@ -76,8 +76,8 @@ class Coordinator:
         for spec_set in self.sets:
             for member in spec_set.members:
                 self.managers[member].drops = spec_set.drops
-        self.publishing: Seq | None = None
-        """The request whose blocks were published last."""
+        self.acting: Seq | None = None
+        """The request whose tables changed last."""
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
 
     def new_step(self) -> None:
@@ -187,7 +187,7 @@ class Coordinator:
     def publish(self, seq: Seq, tokens: int) -> None:
         """``cache_blocks``: offer each group the prefix a later hit could match."""
         config = self.config
-        self.publishing = seq
+        self.acting = seq
         boundaries = replay_boundaries(
             seq.num_prompt, config.scheduler_block_tokens, drops=bool(config.dropping_groups)
         )

@@ -252,12 +252,13 @@ class ReplayedVllm:
         self._emit("evict", "", keys[0][0], (block,))
 
     def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None:
+        position = self.engine.pool.key_position[target]
         for group, _key in keys:
-            self._emit("publish", self._actor, group, (target,))
+            self._emit("publish", self._actor, group, (target,), position)
 
     @property
     def _actor(self) -> str:
-        acting = self.engine.scheduler.coordinator.publishing
+        acting = self.engine.scheduler.coordinator.acting
         return acting.request.request_id if acting is not None else ""
 
     def _emit(

@@ -197,6 +197,7 @@ class Scheduler:
         """
         config, coordinator, pool = self.config, self.coordinator, self.pool
         before = pool.changes
+        coordinator.acting = seq
         hit = 0 if lookup is None else lookup.hit_tokens
         start = seq.computed + hit
         main = start + tokens

@@ -1,0 +1,96 @@
+"""Skipping decode steps is an optimisation: the naive twin steps each one and must agree."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybridplan.errors import RefusalError
+from hybridplan.sim.arrival import Arrival, Closed, Timed
+from hybridplan.sim.events import Event
+from hybridplan.sim.outcome import RequestOutcome, Summary
+from hybridplan.sim.replay import Replay
+from hybridplan.sim.request import Request
+from hybridplan.sim.vllm import invariants
+from hybridplan.sim.vllm.replayed import ReplayedVllm
+from hybridplan.sim.vllm.types import VllmCacheConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import random_cases
+import traced_cases
+
+RELAXED = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ECHO = {"resolved": {"groups": []}}
+
+
+def _scenario(
+    seed: int, *, drafts: bool
+) -> tuple[VllmCacheConfig, list[Request], Arrival, tuple[int, ...]]:
+    rng = Random(seed)
+    case = random_cases.random_case(seed, drafts=drafts)
+    config = traced_cases.config_of(case, ECHO, rng.choice(["0.32", "0.33"]))
+    requests = [
+        replace(request, arrival_s=rng.randint(0, 40) / 10, output_tokens=rng.choice([1, 5, 90]))
+        for request in traced_cases.requests_of(case)
+    ]
+    requests.sort(key=lambda r: r.arrival_s or 0.0)
+    arrival: Arrival = rng.choice(
+        [Closed(1), Closed(2), Closed(8), Timed(tokens_per_s=2000.0, step_s=0.01)]
+    )
+    return config, requests, arrival, traced_cases.accepted_drafts(case)
+
+
+def _run(
+    seed: int, *, skipping: bool, drafts: bool
+) -> tuple[list[RequestOutcome], list[Event], Summary, str]:
+    config, requests, arrival, accepted = _scenario(seed, drafts=drafts)
+    events: list[Event] = []
+    engine = ReplayedVllm(config, accepted_drafts=accepted, skipping=skipping, events=events.append)
+    run = Replay(requests, engine, arrival=arrival)
+    outcomes = []
+    refusal = ""
+    try:
+        outcomes.extend(run)
+    except RefusalError as error:
+        refusal = error.sentence
+    return outcomes, events, run.summary(), refusal
+
+
+@RELAXED
+@given(st.integers(0, 1_000_000))
+def test_skipping_agrees_with_stepping_when_nothing_is_drafted(seed: int) -> None:
+    assert _run(seed, skipping=True, drafts=False) == _run(seed, skipping=False, drafts=False)
+
+
+@RELAXED
+@given(st.integers(0, 1_000_000))
+def test_skipping_agrees_with_stepping_when_drafts_are_allowed(seed: int) -> None:
+    assert _run(seed, skipping=True, drafts=True) == _run(seed, skipping=False, drafts=True)
+
+
+@RELAXED
+@given(st.integers(0, 1_000_000))
+def test_causes_sum_to_the_loss_and_bounds_are_ordered(seed: int) -> None:
+    outcomes, _, summary, _ = _run(seed, skipping=True, drafts=True)
+    for outcome in outcomes:
+        assert outcome.ceiling_tokens is not None
+        assert outcome.hit_tokens <= outcome.kv_hit_tokens <= outcome.prompt_tokens
+        assert sum(tokens for _, tokens in outcome.lost) == (
+            outcome.ceiling_tokens - outcome.hit_tokens
+        )
+        assert all(tokens > 0 for _, tokens in outcome.lost)
+    assert summary.lost_tokens == (summary.ceiling_tokens or 0) - summary.hit_tokens
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1_000_000))
+def test_invariants_hold_after_every_step(seed: int) -> None:
+    case = random_cases.random_case(seed)
+    config = traced_cases.config_of(case, ECHO, "0.33")
+    traced_cases.replay_case(case, config, check=invariants.check)
