@@ -10,7 +10,10 @@ import typer
 from hybridplan.cli.common import print_json
 from hybridplan.errors import InputError
 
-_RESULTS = {"ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison"))}
+_RESULTS = {
+    "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison")),
+    "trace": ("hybridplan.sim.traces.summary", ("TraceSummary",)),
+}
 
 
 def register(app: typer.Typer) -> None:

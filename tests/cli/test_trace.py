@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybridplan.cli import run
+from hybridplan.sim.traces import open_trace
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 
@@ -26,6 +27,24 @@ def test_file_alone_is_described(capsys: pytest.CaptureFixture[str]) -> None:
         "182,790 distinct units",
     ):
         assert words in out
+
+
+def test_the_documented_screen_is_the_printed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
+    block = text.split("$ hybridplan trace mooncake_conversation.jsonl\n")[1].split("\n## ")[0]
+    assert run(["trace", str(DATA / "mooncake_conversation.jsonl.gz")]) == 0
+    printed = capsys.readouterr().out.replace(".jsonl.gz", ".jsonl")
+    expected = [line.removeprefix("    ").rstrip() for line in block.strip().splitlines()]
+    assert [line.rstrip() for line in printed.strip().splitlines()] == expected
+
+
+def test_the_documented_rows_can_be_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
+    rows = [line.strip() for line in text.splitlines() if line.startswith('    {"')]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(rows))
+    requests = list(open_trace(path).requests())
+    assert [len(request.prompt.ids) for request in requests] == [14, 15]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -91,3 +110,11 @@ def test_help_lists_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "describe" in out
     assert "convert" in out
+
+
+def test_json_answers_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    assert run(["schema", "trace"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert run(["trace", str(DATA / "weka_cc_traces_excerpt.jsonl.gz"), "--json"]) == 0
+    jsonschema.validate(json.loads(capsys.readouterr().out), schema)

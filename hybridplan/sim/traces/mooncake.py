@@ -213,12 +213,12 @@ class MooncakeRows(Rows):
     def prompt(self, row: dict[str, Any], length_tokens: int, session: str | None) -> Prompt:
         """Length and ids; BadRow when the number of ids disagrees with the block size."""
         ids = id_list(row.get("hash_ids"), "hash_ids")
-        if not ids:
-            if self._ids_known and length_tokens:
-                self.tally.note("no-ids", "a prompt has no hash_ids and shares nothing")
-            return Prompt(length_tokens, self._unit, (), self._ids_known, self._scope)
         unit = self._unit
         wanted = length_tokens // unit if self._floor else -(-length_tokens // unit)
+        if not ids:
+            if self._ids_known and wanted:
+                self.tally.note("no-ids", "a prompt has no hash_ids and shares nothing")
+            return Prompt(length_tokens, unit, (), self._ids_known, self._scope)
         if len(ids) != wanted:
             raise BadRow(
                 f"it has {len(ids)} hash_ids for {length_tokens} tokens, blocks of {unit} need "

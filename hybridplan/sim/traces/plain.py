@@ -30,7 +30,8 @@ SESSIONS = ("session_id", "session", "conversation_id")
 TURNS = ("turn", "idx", "round_index")
 REQUEST_IDS = ("request_id", "id")
 OTHERS = frozenset({"hash_ids", "chat_id", "reason_ratio", "cache_read_input_tokens",
-                    "prefix_group", "messages", "usage", "newly_append_tokens"})  # fmt: skip
+                    "prefix_group", "messages", "usage", "newly_append_tokens",
+                    "hybridplan_trace"})  # fmt: skip
 
 SCAN_ROWS = 1000
 

@@ -36,7 +36,7 @@ _SEPARATORS = re.compile(r"[\s,]*")
 class Sample:
     """The first records of a file, as detection sees them.
 
-    ``keys`` are those of the first record that parsed; ``rows`` hold up to 16 records.
+    ``rows`` hold up to 16 records that parsed, ``keys`` are all of theirs.
     """
 
     container: Container
@@ -64,7 +64,7 @@ def sample(source: Source) -> Sample:
             break
     if not rows:
         raise InputError(f"{source.path} holds no row that parses; {first_bad or 'only a header'}")
-    keys = frozenset(rows[0]) if isinstance(rows[0], dict) else frozenset()
+    keys = frozenset[str]().union(*(row for row in rows if isinstance(row, dict)))
     return Sample(container, tuple(rows), keys, source.head)
 
 
