@@ -25,7 +25,9 @@ def load(name: str | os.PathLike[str], *, download: bool = False) -> ModelSpec:
     text = os.fspath(name)
     if not text.strip():
         raise InputError("the model name is empty; give a catalogue name or a config.json")
-    path = Path(text).expanduser()
+    path = _path(text)
+    if path.suffix == ".gguf" and _exists(path):
+        raise InputError(_gguf_sentence(path))
     if path.suffix == ".json" or _exists(path):
         found = _from_path(path, text)
         if found is not None:
@@ -53,6 +55,20 @@ def load_entry(entry: Entry) -> ModelSpec:
 _NOWHERE = Path(os.devnull) / "none"
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def _gguf_sentence(path: Path) -> str:
+    return (
+        f"{path} holds GGUF, whose metadata is not a config.json; give the config.json of the "
+        "model it was made from"
+    )
+
+
 def _exists(path: Path) -> bool:
     try:
         return os.path.lexists(path)
@@ -72,10 +88,7 @@ def _from_path(path: Path, text: str) -> ModelSpec | None:
     except OSError as error:
         raise InputError(f"the folder {path} cannot be read: {error.strerror}") from error
     if any(child.endswith(".gguf") for child in names):
-        raise InputError(
-            f"{path} holds only GGUF files, whose metadata is not a config.json; give the "
-            "config.json of the model they were made from"
-        )
+        raise InputError(_gguf_sentence(path))
     if os.sep in text or in_catalogue(text) is None:
         raise InputError(f"the folder {path} holds no config.json")
     return None

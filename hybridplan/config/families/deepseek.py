@@ -21,31 +21,32 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     mla = common.latent(f, indexer=indexer, output_gate=gate)
     owned = indexer_owners(f, count) if indexer else [True] * count
     mlps = moe_layers.deepseek_mlps(f, count)
-    extra = (
+    sinks = (
         {"mixer_sinks": mla.heads} if hy4 and f.flag("mla.sinks", "learnable_sink", False) else {}
     )
+    streams, at_head = _streams(f) if hy4 else ({}, {})
     layers = [
-        Layer(i, (with_owner(mla, owns),), mlp, extra_params=extra)
+        Layer(i, (with_owner(mla, owns),), mlp, extra_params=sinks | streams)
         for i, (owns, mlp) in enumerate(zip(owned, mlps, strict=True))
     ]
     draft = common.draft_count(f, "num_nextn_predict_layers")
-    if hy4 and f.flag("model.hyper_connections", "enable_ihc", False):
-        f.notes.append(
-            "enable_ihc adds hyper-connection weights whose shapes the file does not give; they "
-            "are not counted"
-        )
+    extra = moe_layers.mtp_extra(f, copies=kind.startswith(("deepseek", "kimi")))
     return common.model(
         f,
         root,
         layers=layers,
-        draft_layers=common.drafts(
-            draft,
-            (mla,),
-            mlps[-1],
-            count,
-            moe_layers.mtp_extra(f, copies=kind.startswith(("deepseek", "kimi"))),
-        ),
+        draft_layers=common.drafts(draft, (mla,), mlps[-1], count, extra | sinks),
+        extra_params=at_head,
     )
+
+
+def _streams(f: Fields) -> tuple[dict[str, int], dict[str, int]]:
+    """Hy4's hyper-connections: two sites in a layer, and the collapse before the last norm."""
+    if not f.flag("model.hyper_connections", "enable_ihc", False):
+        return {}, {}
+    n = f.whole("model.streams", "hc_mult", most=64)
+    wide = n * common.hidden_size(f)
+    return {"mixing_streams": 2 * (2 * n * (wide + 1) + 2)}, {"mixing_streams": n * (wide + 1) + 1}
 
 
 def dsa_indexer(f: Fields) -> Indexer:

@@ -118,13 +118,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     mixers = {n: _one(m, _MIXERS, f, f"mixers.{n}") for n, m in form.mixers.items()}
     mlps = {n: _one(m, _MLPS, f, f"mlps.{n}") for n, m in form.mlps.items()}
     layers = _layers(form, mixers, mlps, f)
-    for kind, where in ((mixer.kind, f"mixers.{name}") for name, mixer in mixers.items()):
-        for field in fields(type(next(m for m in mixers.values() if m.kind == kind))):
-            f.sources.setdefault(f"{kind}.{field.name}", Source(f"{where}.{field.name}"))
-    f.sources["model.pattern"] = f.sources["model.layers"] = Source("layers")
-    for key in ("dtype", "state_dtype", "prefix_tokens"):
-        f.sources[f"model.{key}"] = Source(key)
-    f.sources["model.max_tokens"] = Source("max_position_embeddings")
+    _record(form, mixers, f)
     if form.note:
         f.notes.append(form.note)
     if not form.hidden_size:
@@ -143,6 +137,21 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         state_dtype=form.state_dtype,
         extra_params={"final_norm": form.hidden_size} if form.hidden_size else {},
     )
+
+
+def _record(form: _Form, mixers: Mapping[str, Mixer], f: Fields) -> None:
+    """Name the key behind every field; two mixers of one kind share an entry, the first wins."""
+    for name, mixer in mixers.items():
+        for field in fields(mixer):
+            path = f"mixers.{name}.{field.name}"
+            stated = field.name in form.mixers[name]
+            source = Source(path) if stated else Source(f"{path} absent: its default", "derived")
+            f.sources.setdefault(f"{mixer.kind}.{field.name}", source)
+    f.sources["model.pattern"] = f.sources["model.layers"] = Source("layers")
+    f.sources["model.dtype"] = Source("dtype")
+    f.sources["model.max_tokens"] = Source("max_position_embeddings")
+    if form.state_dtype is not None:
+        f.sources["model.state_dtype"] = Source("state_dtype")
 
 
 def _validated(model: type[_Form], data: Mapping[str, Any], f: Fields, where: str) -> _Form:
