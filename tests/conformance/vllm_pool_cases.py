@@ -83,7 +83,9 @@ def _dtypes(rng: random.Random, family: str, args: Args) -> None:
         args["kv_cache_dtype"] = rng.choice(latent if family in LATENT else wide)
     if family in RECURRENT and rng.random() < 0.35:
         narrow = family not in KDA
-        state = rng.choice(["float32", "bfloat16", "float16"] if narrow else ["float32", "bfloat16"])
+        state = rng.choice(
+            ["float32", "bfloat16", "float16"] if narrow else ["float32", "bfloat16"]
+        )
         key = "mamba_cache_dtype" if family == "lightning" else "mamba_ssm_cache_dtype"
         args[key] = state
 
@@ -137,7 +139,6 @@ def _gated_delta(kind: str, architecture: str) -> Callable[[random.Random, int],
             "linear_key_head_dim": rng.choice([64, 128, 128]),
             "linear_value_head_dim": rng.choice([64, 128, 128]),
             "linear_conv_kernel_dim": rng.choice([3, 4, 4]),
-            "full_attention_interval": 4,
             "rope_parameters": dict(_ROPE),
             "moe_intermediate_size": 256,
             "shared_expert_intermediate_size": 256,
@@ -441,7 +442,7 @@ def _lfm(rng: random.Random, tp: int) -> Config:
         "norm_eps": 1e-5,
         "rope_theta": 1e6,
         "use_cache": True,
-        "tie_embedding": True,
+        "tie_embedding": False,
     }
 
 
@@ -456,7 +457,7 @@ def _lightning(rng: random.Random, tp: int) -> Config:
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "head_dim": rng.choice([64, 128]),
-        "group_norm_size": 4,
+        "group_norm_size": 8,
         "kv_lora_rank": 512,
         "q_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -503,10 +504,15 @@ def _gemma(rng: random.Random, tp: int) -> Config:
 
 
 def _gpt_oss(rng: random.Random, tp: int) -> Config:
-    heads, kv = _heads(rng, tp)
+    """vLLM windows every second layer whatever ``layer_types`` says, and repeats no KV heads."""
+    kinds = ["sliding_attention", "full_attention"] * rng.randint(1, 12)
+    kinds = kinds[: len(kinds) - rng.choice([0, 1])]
+    heads, kv = 8 * tp, rng.choice([1, 2, 8]) * tp
     config = _common(rng, "gpt_oss", "GptOssForCausalLM")
     return config | {
-        **_windowed(rng),
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "sliding_window": rng.choice([128, 512, 1024, 4096]),
         "hidden_size": 2880,
         "intermediate_size": 2880,
         "num_attention_heads": heads,
@@ -613,7 +619,9 @@ def layers_case(seed: int) -> dict[str, Any]:
 
 
 def _random_layer(rng: random.Random, block: int, mode: str) -> dict[str, Any]:
-    kind = rng.choice(["full", "full", "mla", "indexer", "sliding", "chunked", "ring", "mamba", "mamba"])
+    kind = rng.choice(
+        ["full", "full", "mla", "indexer", "sliding", "chunked", "ring", "mamba", "mamba"]
+    )
     if kind == "mamba":
         shape = [[3, rng.choice([256, 1024])], [rng.choice([2, 8]), 64, 128]]
         layer: dict[str, Any] = {

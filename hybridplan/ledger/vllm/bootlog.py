@@ -12,6 +12,8 @@ from hybridplan.ledger.vllm.plan import PoolPlan
 from hybridplan.ledger.vllm.pool import GIB
 from hybridplan.ledger.vllm.rules import rules_of
 
+LAYOUT_LINE = ("0.32", "0.33")
+
 
 def boot_log(plan: PoolPlan) -> tuple[str, ...]:
     """Lines in the order the engine prints them, without its time stamps and prefixes."""
@@ -55,7 +57,7 @@ def _alignment(plan: PoolPlan) -> list[str]:
 
 
 def _groups(plan: PoolPlan) -> list[str]:
-    lines = [f"Using {plan.layout} KV cache layout."] if plan.version != "older" else []
+    lines = [f"Using {plan.layout} KV cache layout."] if plan.version in LAYOUT_LINE else []
     for group in plan.groups:
         if group.padding_layers:
             share = group.padding_layers / group.bucket_layers * 100
@@ -78,7 +80,7 @@ def _capacity(plan: PoolPlan) -> list[str]:
         lines.append(_auto_fit(plan, plan.auto_fit_from))
     tokens = f"GPU KV cache size: {plan.kv_tokens:,} tokens"
     ratio = f"Maximum concurrency for {length:,} tokens per request: {plan.max_concurrency:.2f}x"
-    return [*lines, *((tokens, ratio) if plan.version == "older" else (f"{tokens}, {ratio}",))]
+    return [*lines, *((tokens, ratio) if plan.version == "oldest" else (f"{tokens}, {ratio}",))]
 
 
 def _auto_fit(plan: PoolPlan, asked: int) -> str:

@@ -7,7 +7,7 @@ Sources: vLLM ``get_kv_cache_spec`` of each layer class (``model_executor/layers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -22,6 +22,7 @@ from hybridplan.config.spec import (
 )
 from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.caches import LayerCaches, TokenCache, layer_caches
+from hybridplan.ledger.conventions import model_dtype
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import element_bytes
 from hybridplan.ledger.sharding import pipeline_stages
@@ -39,6 +40,7 @@ from hybridplan.ledger.vllm.page import (
     StateCache,
 )
 from hybridplan.ledger.vllm.rules import VersionRules
+from hybridplan.ledger.vllm.selection import Ask, select
 from hybridplan.ledger.vllm.states import GdnKernel, checkpoint_alignment, gdn_kernel, state_cache
 
 _OWN_PASS = ("mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model")
@@ -82,7 +84,8 @@ def model_layers(
 ) -> ModelLayers:
     """Build every layer's cache on one rank.
 
-    Raises InputError or RefusalError where vLLM would refuse the model on these ranks.
+    Each pipeline rank aligns its own blocks (vLLM does so in the worker): a rank without attention
+    leaves its states unpadded. Raises InputError or RefusalError where vLLM would refuse the model.
     """
     drafts = _draft_layers(spec, deployment, options)
     states = any(layer_states(layer) for layer in spec.layers)
@@ -92,43 +95,46 @@ def model_layers(
         prefix_caching = attends
     mode: CacheMode = "align" if states and prefix_caching else "none"
     builder = _Builder(spec, deployment, options, rules, mode)
-    target = {layer.index: builder.sites(layer) for layer in spec.layers}
-    draft = [site for layer in drafts for site in builder.sites(layer, draft=True)]
-    every = [site for layer in spec.layers for site in target[layer.index]] + draft
-    found: list[Backend] = []
-    for site in every:
-        if site.backend is not None and site.backend not in found:
-            found.append(site.backend)
-    alignment = align(
-        found,
-        token_bytes=builder.model_token_bytes(),
-        state_bytes=builder.model_state_bytes(),
-        mla=any(isinstance(m, LatentAttention) for m in attending(spec.layers)),
-        mode=mode,
-        rules=rules,
-        checkpoint_alignment_tokens=builder.checkpoint_lcm(),
-        start_tokens=options.block_tokens,
-        max_model_len=max_model_len,
-    )
-    layers = {site.name: _with_block(site, alignment, mode) for site in every}
-    if len(layers) != len(every):
-        raise InputError(f"{spec.name}: two layers share one module name")
-    stages = [
-        tuple(site.name for layer in stage for site in target[layer.index])
+    sites = [
+        [site for layer in stage for site in builder.sites(layer)]
         for stage in pipeline_stages(spec.layers, deployment.pp, "vllm")
     ]
-    stages[-1] = (*stages[-1], *(site.name for site in draft))
+    sites[-1] += [site for layer in drafts for site in builder.sites(layer, draft=True)]
+    layers: dict[str, LayerCache] = {}
+    alignments = []
+    for stage in sites:
+        alignment = align(
+            distinct_backends(stage),
+            token_bytes=builder.model_token_bytes(),
+            state_bytes=builder.model_state_bytes(),
+            mla=any(isinstance(m, LatentAttention) for m in attending(spec.layers)),
+            mode=mode,
+            rules=rules,
+            checkpoint_alignment_tokens=builder.checkpoint_lcm(),
+            start_tokens=options.block_tokens,
+            max_model_len=max_model_len,
+        )
+        layers |= {site.name: _with_block(site, alignment, mode) for site in stage}
+        alignments.append(alignment)
+    every = [site for stage in sites for site in stage]
+    if len(layers) != len(every):
+        raise InputError(f"{spec.name}: two layers share one module name")
     return ModelLayers(
         layers,
-        tuple(stages),
-        tuple(found),
-        alignment,
+        tuple(tuple(site.name for site in stage) for stage in sites),
+        distinct_backends(every),
+        max(alignments, key=lambda found: found.block_tokens),
         builder.cache_dtype,
         mode,
         prefix_caching,
         len(drafts),
         gdn_kernel(spec, options),
     )
+
+
+def distinct_backends(sites: Sequence[_Site]) -> tuple[Backend, ...]:
+    """Each attention backend once, in layer order."""
+    return tuple(dict.fromkeys(site.backend for site in sites if site.backend is not None))
 
 
 def _draft_layers(
@@ -202,7 +208,7 @@ class _Builder:
         """The KV dtype after the first latent's backend narrowed it."""
         for mixer in attending(self.spec.layers):
             if isinstance(mixer, LatentAttention):
-                return self._mla(mixer)[1]
+                return select(self._ask(mixer))[1]
         return self.asked_dtype
 
     def sites(self, layer: Layer, *, draft: bool = False) -> list[_Site]:
@@ -244,7 +250,15 @@ class _Builder:
                 deployment = self.deployment
                 if mixer.kind == "short_conv":
                     deployment = replace(deployment, drafts=0)
-                cache = state_cache(mixer, layer, self.spec, deployment, self.options, self.rules)
+                cache = state_cache(
+                    mixer,
+                    layer,
+                    self.spec,
+                    deployment,
+                    self.options,
+                    self.rules,
+                    model_level=True,
+                )
                 largest = max(largest, cache.content_bytes)
         return largest
 
@@ -262,39 +276,38 @@ class _Builder:
         asked = self.cache_dtype
         return replace(self.deployment, kv_dtype=None if asked == AUTO else asked)
 
-    def _mla(self, mixer: LatentAttention) -> tuple[str, str]:
-        heads = -(-mixer.heads // self.deployment.tp)
-        return table.mla_backend(
-            self.options.generation,
+    def _ask(self, mixer: Attention | LatentAttention, draft: bool = False) -> Ask:
+        latent = isinstance(mixer, LatentAttention)
+        spec, options = self.spec, self.options
+        return Ask(
+            options.generation,
             self.asked_dtype,
-            mixer.kv_lora_rank + mixer.rope_dim,
-            sparse=sparse(mixer),
-            heads=heads,
+            model_dtype(spec, self.deployment),
+            mixer.kv_lora_rank + mixer.rope_dim
+            if isinstance(mixer, LatentAttention)
+            else mixer.key_dim,
+            latent=latent,
+            sparse=latent and sparse(mixer),
+            rope=isinstance(mixer, LatentAttention) and mixer.rope_dim > 0,
+            sinks=isinstance(mixer, Attention) and mixer.sinks,
+            non_causal=draft and options.draft_method in ("dflash", "dspark"),
+            heads=-(-mixer.heads // self.deployment.tp),
+            nope_dim=mixer.nope_dim if isinstance(mixer, LatentAttention) else 0,
+            block_tokens=options.block_tokens,
         )
 
     def _backend(self, mixer: Attention | LatentAttention, draft: bool) -> Backend:
-        if isinstance(mixer, LatentAttention):
-            name, dtype = self._mla(mixer)
-        else:
-            dtype = self.asked_dtype
-            name = table.gqa_backend(
-                self.options.generation,
-                dtype,
-                mixer.key_dim,
-                sinks=mixer.sinks,
-                non_causal=draft and self.options.draft_method in ("dflash", "dspark"),
-            )
         wanted = self.options.attention_backend
-        if wanted is not None and ("MLA" in wanted) == isinstance(mixer, LatentAttention):
-            name = wanted
-        backend = table.on_generation(name, self.options.generation, dtype)
+        if wanted is not None and ("MLA" in wanted) != isinstance(mixer, LatentAttention):
+            wanted = None
+        backend, _ = select(self._ask(mixer, draft), wanted)
         smallest = self.options.kernel_block_tokens
-        if name.startswith("FLASHINFER") and "MLA" not in name and smallest is None:
+        if smallest is not None:
+            return replace(backend, kernel_blocks=(MultipleOf(smallest),))
+        if backend.name == "FLASHINFER":
             least = self.rules.flashinfer_block_tokens
             blocks = tuple(b for b in backend.kernel_blocks if isinstance(b, int) and b >= least)
-            backend = replace(backend, kernel_blocks=blocks)
-        if smallest is not None:
-            backend = replace(backend, kernel_blocks=(MultipleOf(smallest),))
+            return replace(backend, kernel_blocks=blocks)
         return backend
 
     def _attention(

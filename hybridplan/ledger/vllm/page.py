@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import gcd, prod
 from typing import Literal, TypeAlias
 
-from hybridplan.errors import InputError
+from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.dtypes import element_bytes
 
 AttentionKind: TypeAlias = Literal["full", "mla", "sliding", "chunked", "ring"]
@@ -101,7 +101,7 @@ class AttentionCache:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of the page. Raises InputError where the padded size is below the content."""
+        """Bytes of the page. Raises RefusalError where the padded size is below the content."""
         return _padded(self.content_bytes, self.padded_page_bytes)
 
     @property
@@ -180,7 +180,7 @@ class StateCache:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of the page. Raises InputError where the padded size is below the content."""
+        """Bytes of the page. Raises RefusalError where the padded size is below the content."""
         return _padded(self.content_bytes, self.padded_page_bytes)
 
     @property
@@ -222,7 +222,7 @@ def _padded(content_bytes: int, padded_bytes: int | None) -> int:
     if padded_bytes is None:
         return content_bytes
     if padded_bytes < content_bytes:
-        raise InputError(
+        raise RefusalError(
             f"a page is padded to {padded_bytes} bytes but its content is {content_bytes} bytes; "
             f"pad to {content_bytes} bytes or more"
         )

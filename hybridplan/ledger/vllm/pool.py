@@ -34,18 +34,20 @@ class TensorEntry:
     layer_stride_bytes: int
     block_stride_bytes: int
 
-    def kernel_block_rows(self, row_tokens: int) -> int:
-        """Kernel blocks (or rows) of ``row_tokens`` tokens from one pool block to the next.
+    def kernel_blocks(self, block: int, kernel_tokens: int) -> range:
+        """Kernel blocks (or rows) of ``kernel_tokens`` tokens that pool block ``block`` is.
 
-        Raises RefusalError where the stride does not hold whole ones.
+        Counted from where the first layer's cache begins. Raises RefusalError where pages or
+        strides do not hold whole ones.
         """
-        row_bytes = self.cache.page_bytes * row_tokens // self.cache.block_tokens
-        if self.block_stride_bytes % row_bytes:
+        size = self.cache.page_bytes * kernel_tokens // self.cache.block_tokens
+        if self.block_stride_bytes % size or self.cache.block_tokens % kernel_tokens:
             raise RefusalError(
-                f"a block stride of {self.block_stride_bytes} bytes does not hold whole rows of "
-                f"{row_bytes} bytes"
+                f"a block stride of {self.block_stride_bytes} bytes does not hold whole kernel "
+                f"blocks of {kernel_tokens} tokens ({size} bytes)"
             )
-        return self.block_stride_bytes // row_bytes
+        first = block * (self.block_stride_bytes // size)
+        return range(first, first + self.cache.block_tokens // kernel_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """What differs between vLLM versions, as one set of switches per version.
 
-Sources: vLLM 0.32.0 and 0.33.0; "older" is what boot logs of releases before 0.20.2 agree with
-(block alignment of 16 or 64 tokens, no prefill checkpoints, the first meaning of the token count).
+Sources: vLLM 0.32.0 and 0.33.0; "older" is what boot logs of earlier releases agree with (block
+alignment of 16 or 64 tokens, no prefill checkpoints), "oldest" those before 0.20.2, whose token
+count meant something else.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from hybridplan.errors import InputError
 
@@ -45,6 +47,15 @@ class VersionRules:
     kv_is_model_dtype: bool = False
 
 
+_OLDER = VersionRules(
+    "older",
+    other_checkpoints=False,
+    mla_block_tokens=64,
+    flashinfer_block_tokens=64,
+    replayssm_extends_groups=False,
+    guards_step_budget=True,
+    reserves_null_block=False,
+)
 RULES = {
     "0.33": VersionRules(
         "0.33",
@@ -56,30 +67,31 @@ RULES = {
         kv_is_model_dtype=True,
     ),
     "0.32": VersionRules("0.32", replayssm_extends_groups=False),
-    "older": VersionRules(
-        "older",
-        other_checkpoints=False,
-        mla_block_tokens=64,
-        flashinfer_block_tokens=64,
-        replayssm_extends_groups=False,
-        counts_blocks_per_group=True,
-        guards_step_budget=True,
-        reserves_null_block=False,
-    ),
+    "older": replace(_OLDER, version="older"),
+    "oldest": replace(_OLDER, version="oldest", counts_blocks_per_group=True),
 }
 NEWEST = "0.33"
+_FIRST_READ = 32
+_NEW_COUNT = (20, 2)
 
 
 def rules_of(version: str) -> VersionRules:
-    """The rules of "0.33", "0.33.0", "0.32.1", "older" or "" (the newest).
+    """The rules of "0.33.0", "0.32", "0.28.1rc1.dev524", "older", "oldest" or "" (the newest).
 
-    Raises InputError for a version whose rules are not known.
+    Releases before 0.32 are read as "older", those before 0.20.2 as "oldest": rules taken from
+    logs, not from the engine. Raises InputError for a version whose rules are not known.
     """
     text = (version or NEWEST).removeprefix("v")
-    key = ".".join(text.split(".")[:2])
-    if key not in RULES:
-        raise InputError(
-            f"vLLM {version} is not modelled; known are {', '.join(RULES)} (older: what releases "
-            "before 0.20.2 logged)"
-        )
-    return RULES[key]
+    if text in RULES:
+        return RULES[text]
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if found is not None:
+        major, minor, patch = (int(part or 0) for part in found.groups())
+        if f"{major}.{minor}" in RULES:
+            return RULES[f"{major}.{minor}"]
+        if major == 0 and minor < _FIRST_READ:
+            return RULES["older" if (minor, patch) >= _NEW_COUNT else "oldest"]
+    raise InputError(
+        f"vLLM {version} is not modelled; known are {', '.join(RULES)} (older and oldest: what "
+        "releases from 0.20.2, and before it, logged)"
+    )

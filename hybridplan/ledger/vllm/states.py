@@ -34,15 +34,19 @@ def state_cache(
     rules: VersionRules,
     *,
     mode: CacheMode = "none",
+    model_level: bool = False,
 ) -> StateCache:
     """One recurrent mixer's state on one rank; its block is 0 until the pool's is known.
 
-    A ``checkpoint_alignment_tokens`` of 0 stands for "the block, once known".
+    A ``checkpoint_alignment_tokens`` of 0 stands for "the block, once known". ``model_level``: as
+    the hybrid alignment sees it, which is not always as the layer builds it.
     """
     if mixer.kind in UNSUPPORTED:
         raise RefusalError(
             f"{spec.name}: vLLM {rules.version} has no state cache for {mixer.kind} layers"
         )
+    if isinstance(mixer, KimiDelta) and ignores_state_dtype(spec, model_level=model_level):
+        deployment = replace(deployment, state_dtype=None)
     held = layer_caches(replace(layer, mixers=(mixer,)), spec, deployment).states
     ordered = sorted(held, key=lambda state: state.name != "conv")
     shapes = [state.shape for state in ordered]
@@ -66,6 +70,16 @@ def state_cache(
         checkpoint_blocks=blocks,
         checkpoint_alignment_tokens=alignment,
     )
+
+
+def ignores_state_dtype(spec: ModelSpec, *, model_level: bool) -> bool:
+    """Whether KDA keeps float32 whatever ``--mamba-ssm-cache-dtype`` says.
+
+    Only GLM's layers obey it; Kimi-Linear's alignment does, its layers do not.
+    """
+    if spec.model_type.startswith("glm5_next"):
+        return False
+    return not (model_level and spec.model_type == "kimi_linear")
 
 
 def _replay_rings(

@@ -5,6 +5,7 @@ Shared by the golden test and the conformance fuzzer; both load it by path.
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +16,7 @@ from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import canonical
 from hybridplan.ledger.vllm.alignment import align
 from hybridplan.ledger.vllm.backends import Backend
-from hybridplan.ledger.vllm.bootlog import boot_log
+from hybridplan.ledger.vllm.bootlog import boot_log, gib
 from hybridplan.ledger.vllm.options import VllmOptions
 from hybridplan.ledger.vllm.page import (
     AttentionCache,
@@ -25,6 +26,7 @@ from hybridplan.ledger.vllm.page import (
     state_bytes,
 )
 from hybridplan.ledger.vllm.plan import PoolPlan, plan_layers, plan_vllm, request_limits
+from hybridplan.ledger.vllm.pool import DoesNotFitError
 from hybridplan.ledger.vllm.rules import rules_of
 
 KINDS = {
@@ -365,6 +367,9 @@ def differences(
         return [] if ours == result["align_result"] else [f"{ours} != {result['align_result']}"]
     try:
         plan = plan_case(case, version)
+    except DoesNotFitError as error:
+        told = result.get("error")
+        return refusal_differences(error, told) if told else [f"refused by us only: {error}"]
     except RefusalError as error:
         return [] if "error" in result else [f"refused by us only: {error}"]
     if "error" in result:
@@ -375,6 +380,18 @@ def differences(
     return found + (
         log_differences(plan, result["vllm_log"]) if log and case.get("hf_config") else []
     )
+
+
+def refusal_differences(error: DoesNotFitError, told: str) -> list[str]:
+    """The figures of the engine's "does not fit" message beside ours."""
+    figures = re.search(r"\(([\d.]+) GiB KV cache .*? memory \(([\d.]+) GiB\)", told)
+    if figures is None:
+        none_left = "No available memory" in told and error.usable_bytes <= 0
+        return [] if none_left else [f"refused for another reason: {told}; ours: {error}"]
+    length = re.search(r"estimated maximum model length is (\d+)", told)
+    ours = (gib(error.needed_bytes), gib(error.usable_bytes), error.longest_tokens)
+    theirs = (*figures.groups(), int(length.group(1)) if length else 0)
+    return [] if ours == theirs else [f"does not fit: ours {ours}, engine {theirs}"]
 
 
 def _compare(path: str, ours: Any, told: Any) -> list[str]:
