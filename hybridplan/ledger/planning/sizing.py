@@ -18,6 +18,7 @@ from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.planning.result import Choice, LengthsResult
 from hybridplan.ledger.sglang.options import SglangOptions
 from hybridplan.ledger.sglang.plan import SglangPlan, plan_sglang
+from hybridplan.ledger.vllm.options import AUTO_FIT
 from hybridplan.ledger.vllm.plan import PoolPlan, plan_vllm
 
 RESAMPLES = 200
@@ -68,7 +69,8 @@ def _twin_vllm(ask: VllmAsk, lengths: Lengths, available_bytes: int) -> Concurre
     if twin is None:
         return None
     try:
-        pool = plan_vllm(twin, ask.deployment, ask.options, available_bytes)
+        options = replace(ask.options, max_model_len=AUTO_FIT)
+        pool = plan_vllm(twin, ask.deployment, options, available_bytes)
         return _vllm_run(lengths, pool, ask.max_num_seqs, ask.seed)
     except HybridplanError:
         return None
