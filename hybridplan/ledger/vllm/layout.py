@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hybridplan.errors import InputError, RefusalError
+from hybridplan.errors import RefusalError
 from hybridplan.ledger.vllm.page import AttentionCache, LayerCache
 
 ANY_LAYOUT = ("LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC")
@@ -101,7 +101,7 @@ def strides(
 ) -> tuple[int, int]:
     """Bytes from one layer to the next and from one block to the next, in one tensor entry.
 
-    ``block_stride_bytes`` fixes the block stride. Raises InputError where a padded page would have
+    ``block_stride_bytes`` fixes the block stride. Raises RefusalError where a padded page would have
     to be cut (layouts that interleave heads of several layers or blocks).
     """
     slots, entries, _ = _heads_entries_page(cache)
@@ -111,7 +111,7 @@ def strides(
     if cache.padded_page_bytes is not None:
         outside = [d for d in layout[: grid_end + 1] if d not in "LB" and size[d] > 1]
         if outside:
-            raise InputError(f"layout {layout} cannot hold padded pages of more than one head")
+            raise RefusalError(f"layout {layout} cannot hold padded pages of more than one head")
     step = 1
     found: dict[str, int] = {}
     for index in reversed(range(len(layout))):

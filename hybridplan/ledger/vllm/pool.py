@@ -98,8 +98,17 @@ def bytes_per_block(groups: Sequence[CacheGroup], layout: str) -> int:
 
 
 def check_layout(groups: Sequence[CacheGroup], layout: str) -> None:
-    """Raise RefusalError where the layout cannot hold pages of different size."""
-    pages = sorted({cache.page_bytes for group in groups for cache in group.caches})
+    """Raise RefusalError where the layout cannot hold pages of different size, or padded ones."""
+    caches = {cache for group in groups for cache in group.caches}
+    for cache in caches:
+        aligned = _up(cache.page_bytes, cache.stride_alignment_bytes)
+        if not layouts.whole_pages(layout) and aligned != cache.page_bytes:
+            raise RefusalError(
+                f"layout {layout} cannot pad a page of {cache.page_bytes} bytes to {aligned} "
+                "bytes; use one of whole pages (LBNHC)"
+            )
+        layouts.strides(cache, 1, 1, layout)
+    pages = sorted({cache.page_bytes for cache in caches})
     if len(pages) == 1:
         return
     several_in_layers = len(groups) > 1 and layouts.layer_outermost(layout)

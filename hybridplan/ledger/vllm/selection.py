@@ -1,13 +1,13 @@
 """Which attention backend vLLM picks for a layer on a GPU generation.
 
 Source: vLLM 0.33 ``platforms/cuda.py`` (``_get_backend_priorities``) and what each backend refuses
-in ``validate_configuration``. FlashInfer, FlashMLA and FlashAttention 3 (SM 9.0) are taken as
-installed, as in the published images; FlashAttention 4 is not.
+in ``validate_configuration``. FlashInfer, FlashMLA and FlashAttention 3 and 4 are taken as
+installed, as in the published images; the sparse MLA kernel of FlashAttention 4 is not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridplan.errors import RefusalError
 from hybridplan.ledger.vllm.backends import Backend, on_generation
@@ -26,6 +26,7 @@ _GENERATIONS: dict[str, tuple[Generation, ...]] = {
     "FLASHINFER_MLA_SPARSE_SM120": ("sm120",),
     "FLASHINFER_MLA_SPARSE": ("sm100",),
 }
+_FLASH_ATTN_4 = ("sm90", "sm100")
 _UNQUANTISED = ("auto", "bfloat16", "float16")
 _FP8 = ("fp8",)
 
@@ -68,13 +69,24 @@ def select(ask: Ask, wanted: str | None = None) -> tuple[Backend, str]:
         reason = refusal(name, ask)
         if reason is None:
             stored = stored_dtype(name, ask.cache_dtype)
-            return on_generation(name, ask.generation, stored), stored
+            return _narrowed(on_generation(name, ask.generation, stored), ask), stored
         reasons.append(f"{name}: {reason}")
     kind = "sparse MLA" if ask.sparse else "MLA" if ask.latent else "attention"
     raise RefusalError(
         f"no attention backend serves {kind} of width {ask.width} with KV dtype {ask.cache_dtype} "
         f"on {ask.generation} ({'; '.join(reasons)})"
     )
+
+
+def _narrowed(backend: Backend, ask: Ask) -> Backend:
+    """FlashAttention 4 reads pages of one size only (``_get_fa4_hd256_block_size``)."""
+    if backend.name != "FLASH_ATTN":
+        return backend
+    if ask.generation == "sm100" and ask.width == 256:
+        return replace(backend, kernel_blocks=(128,))
+    if ask.generation == "sm90" and ask.width == 512 and ask.quantised:
+        return replace(backend, kernel_blocks=(64,))
+    return backend
 
 
 def priorities(ask: Ask) -> list[str]:
@@ -125,8 +137,9 @@ def _refuses_heads(name: str, ask: Ask) -> str | None:
     dtype, generation, width = ask.cache_dtype, ask.generation, ask.width
     old = generation in ("sm80", "sm89", "sm120")
     if name == "FLASH_ATTN":
-        if width % 8 or width > 256:
-            return f"head width {width} is not a multiple of 8 up to 256"
+        widest = 512 if generation in _FLASH_ATTN_4 else 256
+        if width % 8 or width > widest:
+            return f"head width {width} is not a multiple of 8 up to {widest}"
         if ask.sinks and old:
             return "attention sinks need SM 9.0"
         if ask.quantised and (dtype not in _FP8 or generation != "sm90"):
@@ -137,8 +150,10 @@ def _refuses_heads(name: str, ask: Ask) -> str | None:
             return f"head width {width} is not 64, 128, 256 or 512"
         if dtype.endswith("per_token_head"):
             return f"KV dtype {dtype} is not served"
-        if dtype == "nvfp4" and width == 64 and generation != "sm100":
-            return "nvfp4 is misread at head width 64"
+        if dtype == "nvfp4" and generation != "sm100" and (width == 64 or ask.sinks):
+            return "nvfp4 is misread at head width 64 and with attention sinks"
+        if ask.sinks and generation in ("sm80", "sm89"):
+            return "attention sinks need SM 9.0"
         return None
     if dtype in ("nvfp4",):
         return f"KV dtype {dtype} is not served"
