@@ -84,14 +84,16 @@ def _attend(
     share = tl.cdiv(tl.cdiv(length, SPLITS), BN) * BN
     low = split * share
     high = tl.minimum(low + share, length)
+    # block ids are read one step ahead, so that the loads of keys and values wait for no other load
+    block = tl.load(table + b * table_row + (low + on) // PAGE, mask=low + on < high, other=0)
     for s in tl.range(low, high, BN, num_stages=STAGES):
         t = s + on
-        seen = t < high
-        block = tl.load(table + b * table_row + t // PAGE, mask=seen, other=0)
         # an id outside the cache reads nothing; eagerly the host has refused it
-        seen = seen & (block >= 0) & (block < blocks)
-        block = block.to(tl.int64)
-        at = keys + block * key_block + (t % PAGE) * (HKV * (D + R)) + h * (D + R)
+        seen = (t < high) & (block >= 0) & (block < blocks)
+        ahead = t + BN
+        next_block = tl.load(table + b * table_row + ahead // PAGE, mask=ahead < high, other=0)
+        here = block.to(tl.int64)
+        at = keys + here * key_block + (t % PAGE) * (HKV * (D + R)) + h * (D + R)
         bk = tl.load(at[:, None] + od[None, :], mask=seen[:, None] & in_d[None, :], other=0.0)
         score = tl.dot(bq, tl.trans(bk.to(DT)), input_precision="tf32x3")
         if R > 0:
@@ -107,11 +109,12 @@ def _attend(
         if LATENT:
             bv = bk
         else:
-            at_v = values + block * value_block + (t % PAGE) * (HKV * V) + h * V
+            at_v = values + here * value_block + (t % PAGE) * (HKV * V) + h * V
             bv = tl.load(at_v[:, None] + ov[None, :], mask=seen[:, None] & in_v[None, :], other=0.0)
         acc = acc * rescale[:, None]
         acc = tl.dot(p.to(DT), bv.to(DT), acc, input_precision="tf32x3")
         peak = new_peak
+        block = next_block
     acc = acc / tl.maximum(total, 1e-30)[:, None]
     if SPLITS == 1:
         at_o = out + heads[:, None] * V + ov[None, :]

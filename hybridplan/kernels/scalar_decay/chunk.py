@@ -129,6 +129,7 @@ def _scan(
     V: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
+    TAIL: tl.constexpr,
     DT: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SKIP: tl.constexpr,
@@ -197,28 +198,31 @@ def _scan(
                 out += skipped * vt
             tl.store(o + (t[None, :] * HV + hv) * V + ov[:, None], out.to(o.dtype.element_ty))
             S = _next_state(S, bk, vt, r, total, w, DT)
-        rest = end - first - full * C
-        if rest > 0:
-            t = (first + full * C).to(tl.int64) + oc
-            m = oc < rest
+        # the rest of a span in small steps, which need few registers beside the state
+        tail = first + full * C
+        for it in tl.range(0, tl.cdiv(end - tail, TAIL), num_stages=1):
+            t0 = tail + it * TAIL
+            t = t0.to(tl.int64) + tl.arange(0, TAIL)
+            m = t < end
             mk = m[:, None] & in_k[None, :]
             cols = h * K + ok[None, :]
             bq = tl.load(q + t[:, None] * stride_q + cols, mask=mk, other=0.0).to(DT)
             bk = tl.load(k + t[:, None] * stride_k + cols, mask=mk, other=0.0).to(DT)
             at_v = v + t[None, :] * stride_v + hv * V + ov[:, None]
             vt = tl.load(at_v, mask=m[None, :], other=0.0).to(tl.float32)
+            stop = tl.minimum(t0 + TAIL, end)
+            w = tl.where(m, 1.0, 0.0)
             if KIND == _PER_HEAD:
-                r = (oc + 1) * per_head
-                total = rest * per_head
-                w = tl.where(m, 1.0, 0.0)
+                r = (tl.arange(0, TAIL) + 1) * per_head
+                total = (stop - t0) * per_head
             else:
-                total = tl.load(reach + gates + end - 1)
+                before = tl.load(reach + gates + t0 - 1, mask=t0 > tail, other=0.0)
+                total = tl.load(reach + gates + stop - 1) - before
                 # beyond the end nothing decays, so that no exponent is positive
-                r = tl.where(m, tl.load(reach + gates + t, mask=m, other=0.0), total)
-                w = tl.where(m, 1.0, 0.0)
+                r = tl.where(m, tl.load(reach + gates + t, mask=m, other=0.0) - before, total)
                 if KIND == _MAMBA:
                     w = tl.load(weight + gates + t, mask=m, other=0.0)
-            out = _output(S, bq, bk, vt, r, w, scale, C, DT)
+            out = _output(S, bq, bk, vt, r, w, scale, TAIL, DT)
             if HAS_SKIP:
                 out += skipped * vt
             at_o = o + (t[None, :] * HV + hv) * V + ov[:, None]
@@ -304,9 +308,9 @@ def chunk_prefill(
             num_warps=4,
         )
     KP = max(16, launch.next_power_of_2(K))
-    BV = _value_rows(V, KP)
     if tma is None:
         tma = _use_tma(q, k, v, K, KP)
+    BV, warps, stages = _tile(V, KP, tma)
     descriptors = (None, None, None)
     if tma:
         descriptors = tuple(
@@ -342,12 +346,13 @@ def chunk_prefill(
         V,
         BV,
         CHUNK_TOKENS,
+        16,
         _operand_dtype(v.dtype),
         int(args.kind),
         skip is not None,
         tma,
-        3 if tma else 2,
-        num_warps=4,
+        stages,
+        num_warps=warps,
     )
     return out
 
@@ -381,10 +386,10 @@ def _check(
         checks.check_tensor("out", out, (T, HV, V), (v.dtype,), device)
 
 
-def _value_rows(V: int, KP: int) -> int:
-    """State rows of one program: 64 (32 for a wide key), or the largest power of two dividing V."""
+def _tile(V: int, KP: int, tma: bool) -> tuple[int, int, int]:
+    """State rows of a program (a power of two that divides V), warps and pipeline stages."""
     most = 64 if KP <= 128 else 32
-    return min(most, V & -V)
+    return min(most, V & -V), 4, 3 if tma else 2
 
 
 def _use_tma(q: Tensor, k: Tensor, v: Tensor, K: int, KP: int) -> bool:

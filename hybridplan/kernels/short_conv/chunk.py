@@ -21,6 +21,7 @@ from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 
 CHUNK_TOKENS = 32
 CHANNELS = 128
+WARPS = 4
 MOST_TAPS = 8
 _PASSED = checks.Passed()
 
@@ -99,12 +100,12 @@ def _convolve(
         for j in range(span0, span0 + span_count):
             stop = tl.load(spans + 4 * j + 1)
             export_slot = tl.load(spans + 4 * j + 2)
-            row = stop - WINDOW + place
-            at = x + row.to(tl.int64)[:, None] * stride_x + oc[None, :]
-            window = tl.load(at, mask=wanted & (row >= bos)[:, None], other=0.0).to(tl.float32)
-            at_old = old + (row - bos + WINDOW)[:, None] * C + oc[None, :]
-            earlier = tl.load(at_old, mask=wanted & (row < old_end)[:, None], other=0.0)
-            window = (window + earlier.to(tl.float32)).to(pool.dtype.element_ty)
+            back = stop - WINDOW + place
+            at_x = x + back.to(tl.int64)[:, None] * stride_x + oc[None, :]
+            window = tl.load(at_x, mask=wanted & (back >= bos)[:, None], other=0.0).to(tl.float32)
+            at_kept = old + (back - bos + WINDOW)[:, None] * C + oc[None, :]
+            held = tl.load(at_kept, mask=wanted & (back < old_end)[:, None], other=0.0)
+            window = (window + held.to(tl.float32)).to(pool.dtype.element_ty)
             kept = tl.where((export_slot >= 0) & (export_slot < pool_slots), WINDOW, 0)
             at_export = pool + export_slot.to(tl.int64) * stride_slot + at_place
             tl.store(at_export, window, mask=(place < kept)[:, None] & in_c[None, :])
@@ -174,7 +175,7 @@ def chunk_prefill(
         CHANNELS,
         bias is not None,
         activation,
-        num_warps=4,
+        num_warps=WARPS,
     )
     return out
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from hybridplan.kernels.common import checks, launch
 
 PIECE_BYTES = 16384
+WARPS = 8
 _COLUMNS = tl.constexpr(8)
 
 
@@ -123,7 +124,7 @@ class StateCopier:
             word,
             max(1, self._word_bytes // 4),
             PIECE_BYTES // min(self._word_bytes, 4),
-            num_warps=8,
+            num_warps=WARPS,
         )
 
 

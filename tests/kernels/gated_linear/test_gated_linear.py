@@ -14,6 +14,9 @@ from hybridplan.kernels.gated_linear.chunk import chunk_prefill
 from hybridplan.kernels.gated_linear.recurrent import recurrent_step
 from hybridplan.kernels.gated_linear.reference import chunk_reference, recurrent_reference
 
+FP32 = 3e-5 if torch.cuda.is_available() else 3e-6
+"""Bound for fp32 inputs: the card splits a product into three of tf32, the interpreter does not."""
+
 
 def error(x: torch.Tensor, reference: torch.Tensor) -> float:
     return float((x.double().cpu() - reference.cpu()).norm() / reference.norm())
@@ -56,8 +59,8 @@ def test_chunk_matches_fp64(device, shape, strength):
     pool = case.pool.clone()
     out = case.run(pool, cu_seqlens=case.starts)
     expected, states, _ = case.expected()
-    assert error(out, expected) < 2e-6
-    assert error(pool[case.slots.long()], states) < 2e-6
+    assert error(out, expected) < FP32
+    assert error(pool[case.slots.long()], states) < FP32
 
 
 def test_a_steady_decay_of_minus_five_does_not_overflow(device):
@@ -66,8 +69,8 @@ def test_a_steady_decay_of_minus_five_does_not_overflow(device):
     pool = case.pool.clone()
     out = case.run(pool)
     expected, states, _ = case.expected()
-    assert error(out, expected) < 2e-6
-    assert error(pool[case.slots.long()], states) < 2e-6
+    assert error(out, expected) < FP32
+    assert error(pool[case.slots.long()], states) < FP32
 
 
 def test_references_agree():
@@ -107,8 +110,8 @@ def test_any_split_gives_one_prefill_and_varlen_is_separate(device, lengths, cut
             if a < b
         ]
     assert torch.equal(alone, pool)
-    assert error(torch.cat(outs), packed.double()) < 3e-6
-    assert error(parts, pool.double()) < 3e-6
+    assert error(torch.cat(outs), packed.double()) < FP32
+    assert error(parts, pool.double()) < FP32
 
 
 @pytest.mark.parametrize("position", [1, 16, 17, 32, 40])
@@ -129,8 +132,8 @@ def test_single_steps_give_one_prefill(device):
         rows = torch.tensor([t, 18 + t], device=device)
         tensors = (x[rows] for x in case.tensors)
         outs.append(recurrent_step(*tensors, stepped, case.slots, scale=0.5))
-    assert error(torch.stack(outs, 1).flatten(0, 1), whole.double()) < 3e-6
-    assert error(stepped, pool.double()) < 3e-6
+    assert error(torch.stack(outs, 1).flatten(0, 1), whole.double()) < FP32
+    assert error(stepped, pool.double()) < FP32
 
 
 def test_drafts_write_a_snapshot_each_and_read_the_accepted_one(device):
