@@ -32,6 +32,8 @@ FORMATS: tuple[Format, ...] = (
     Weka(), LMCache(), Chat(), ShareGPT(), VllmLog(), SglangLog(), Usage(), Plain(),
 )  # fmt: skip
 
+LOG_FORMATS = tuple(fmt.name for fmt in FORMATS if fmt.containers == ("log",))
+
 _Known = tuple[str, Callable[[Sample], bool]]
 
 UNREAD: tuple[_Known, ...] = (

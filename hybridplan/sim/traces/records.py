@@ -21,6 +21,7 @@ Container = Literal["json-lines", "json-values", "csv", "log"]
 Record = tuple[int, Any]
 
 SAMPLE_RECORDS = 16
+SAMPLE_CHARS = 1 << 20
 VALUE_LIMIT_CHARS = 1 << 28
 
 _LOG_LINE = re.compile(
@@ -50,17 +51,20 @@ class Sample:
         return self.rows[0] if self.rows and isinstance(self.rows[0], dict) else {}
 
 
-def sample(source: Source) -> Sample:
+def sample(source: Source, container: Container | None = None) -> Sample:
     """Container and first records of a file; InputError if nothing in it parses."""
-    container = container_of(source)
+    container = container or container_of(source)
     rows: list[Any] = []
+    size = 0
     first_bad: str | None = None
     for line, row in records(source, container):
         if isinstance(row, BadRow):
             first_bad = first_bad or f"line {line}: {row}"
         else:
             rows.append(row)
-        if len(rows) == SAMPLE_RECORDS or (not rows and line > 10_000):
+            size += len(str(row))
+        full = len(rows) == SAMPLE_RECORDS or size > SAMPLE_CHARS
+        if full or (not rows and line > 10_000):
             break
     if not rows:
         raise InputError(f"{source.path} holds no row that parses; {first_bad or 'only a header'}")
@@ -70,14 +74,20 @@ def sample(source: Source) -> Sample:
 
 def container_of(source: Source) -> Container:
     """Which of the four containers a file is, by its first MiB."""
-    if _LOG_LINE.search(source.head):
-        return "log"
-    start = source.head.lstrip()[:1]
-    if start == b"[":
+    head = source.head.lstrip()
+    if head.startswith(b"{"):
+        first = head.split(b"\n", 1)[0]
+        if _is_object(first) and b'"event"' in first and _LOG_LINE.search(first):
+            return "log"
+    elif re.match(rb"\[\s*(?:[\[{\]]|$)", head):
         return "json-values"
-    if start != b"{":
+    elif _LOG_LINE.search(head):
+        return "log"
+    elif head.startswith(b"["):
+        return "json-values"
+    else:
         return "csv"
-    lines = source.head.lstrip().split(b"\n", 8)
+    lines = head.split(b"\n", 8)
     return "json-lines" if any(_is_object(line) for line in lines[:8]) else "json-values"
 
 

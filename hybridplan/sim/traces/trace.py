@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hybridplan.errors import InputError
 from hybridplan.sim.request import Request
-from hybridplan.sim.traces.detect import choose_format
+from hybridplan.sim.traces.detect import LOG_FORMATS, choose_format
 from hybridplan.sim.traces.facts import BadRow, Fact, How, Tally, TraceCounts, TraceInfo
 from hybridplan.sim.traces.format import Format, Opening
 from hybridplan.sim.traces.link import link_sessions
@@ -81,7 +81,6 @@ class Trace:
         tally = self._tally
         read = rows.read
         watch = _Watch(tally, self._plan.clock_scope.value == "session")
-        drop_empty = self.options.drop_empty
         for line, row in self._opening.records():
             tally.line = line
             try:
@@ -91,14 +90,13 @@ class Trace:
             except BadRow as error:
                 self._bad_row(line, error)
                 continue
-            for request in found:
-                if watch.empty(request) and drop_empty:
-                    self.counts = replace(self.counts, empty_dropped=self.counts.empty_dropped + 1)
-                else:
-                    yield request
+            yield from self._kept(found, watch)
         tally.line = None
-        for request in rows.finish():
-            if watch.empty(request) and drop_empty:
+        yield from self._kept(rows.finish(), watch)
+
+    def _kept(self, found: Iterable[Request], watch: _Watch) -> Iterator[Request]:
+        for request in found:
+            if watch.empty(request) and self.options.drop_empty:
                 self.counts = replace(self.counts, empty_dropped=self.counts.empty_dropped + 1)
             else:
                 yield request
@@ -176,6 +174,6 @@ def open_trace(path: str | Path, *, format: str | None = None, **options: Any) -
     """
     settings = TraceOptions(**options)
     source = Source(path)
-    first = sample(source)
+    first = sample(source, "log" if format in LOG_FORMATS else None)
     fmt, chosen = choose_format(str(source.path), first, format)
     return Trace(Opening(source, first, settings), fmt, chosen)

@@ -83,9 +83,9 @@ def id_list(value: object, name: str) -> tuple[int, ...]:
             raise BadRow(f"{name} is {shown(value)}, not a list of integers") from None
     if not isinstance(value, list):
         raise BadRow(f"{name} is {shown(value)}, not a list of integers")
-    for item in value:
-        if type(item) is not int:
-            raise BadRow(f"{name} holds {shown(item)}, not an integer")
+    if value and set(map(type, value)) != {int}:
+        wrong = next(item for item in value if type(item) is not int)
+        raise BadRow(f"{name} holds {shown(wrong)}, not an integer")
     if value and not -MAX_ID < min(value) <= max(value) < MAX_ID:
         raise BadRow(f"{name} holds an integer beyond 128 bits")
     return tuple(value)

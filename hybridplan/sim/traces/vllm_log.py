@@ -110,6 +110,8 @@ class VllmLogRows(Rows):
 
     def _receive(self, row: str, received: re.Match[str]) -> None:
         name = received[1]
+        if self._queue.get(name) is not None:
+            raise BadRow(f"request {name} is received again before its response")
         text, ids = self._details.pop(name, (None, ()))
         if received[2] is not None:
             text, ids = _known(received[2], row[received.end() :])

@@ -216,7 +216,17 @@ def test_damaged_bytes_give_requests_or_a_sentence(
 ) -> None:
     whole = "".join(json.dumps(row) + "\n" for row in ROWS["mooncake"]).encode()
     folder = tmp_path_factory.mktemp("damaged")
-    for name, data in (("plain", whole), ("packed", gzip.compress(whole, mtime=0))):
+    files = {
+        "plain": whole,
+        "packed": gzip.compress(whole, mtime=0),
+        "array": json.dumps(ROWS["mooncake"], indent=1).encode(),
+        "table": b'Timestamp,Request tokens,Response tokens\n5,472,18\n6.5,"10",0\n7,9,9\n',
+        "azure": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n",
+        "log": b"INFO 01-02 10:00:00 Received request a: prompt: 'x', params: P(max_tokens=3), "
+        b"prompt_token_ids: [1, 2]\nINFO 01-02 10:00:01 Generated response a: output: 'y', "
+        b"output_token_ids: [4], finish_reason: stop\n",
+    }
+    for name, data in files.items():
         place = at % len(data)
         file = folder / name
         file.write_bytes(data[:place] + junk + data[place + len(junk) :])

@@ -9,10 +9,14 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridplan.errors import HybridplanError, InputError
 from hybridplan.sim.request import Request
 from hybridplan.sim.traces import open_trace
+from hybridplan.sim.traces.records import records
+from hybridplan.sim.traces.source import Source
 
 ROWS = [
     {"timestamp": 0, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1, 2]},
@@ -91,6 +95,33 @@ def test_a_long_array_is_parsed_across_pieces(tmp_path: Path) -> None:
     path.write_text(json.dumps(rows, ensure_ascii=False, indent=1))
     requests = read(path)
     assert [request.prompt.length_tokens for request in requests] == list(range(1, 2000))
+
+
+@given(
+    st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=9) | st.integers()), max_size=6),
+    st.sampled_from([None, 0, 3]),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_json_arrays_in_pieces_equal_json_loads(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[dict[str, object]],
+    indent: int | None,
+    chunk: int,
+    ascii_only: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("array") / "rows.json"
+    path.write_text(json.dumps(rows, indent=indent, ensure_ascii=ascii_only), errors="replace")
+    source = Source(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridplan.sim.traces.source.CHUNK_BYTES", chunk)
+        found = list(records(source, "json-values"))
+    assert [row for _, row in found] == json.loads(path.read_text())
+    text = path.read_text()
+    for line, row in found:
+        assert (
+            json.dumps(row, indent=indent, ensure_ascii=ascii_only)[0] in text.split("\n")[line - 1]
+        )
 
 
 def test_the_line_of_an_array_element_is_its_own(tmp_path: Path) -> None:

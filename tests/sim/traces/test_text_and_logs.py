@@ -191,6 +191,25 @@ def test_vllm_log_of_newer_versions(opened: Opened) -> None:
     assert request.prompt.length_tokens == 3
 
 
+def test_text_about_logs_is_no_log(opened: Opened) -> None:
+    row = {**AGENT[0], "input": "why does it say 'Received request cmpl-1: prompt: x'?"}
+    assert opened([row], tokenizer=words).info.format == "lmcache"
+
+
+def test_forcing_a_log_whose_requests_come_late(opened: Opened) -> None:
+    preamble = "starting, please wait\n" * 60_000
+    log = preamble + old_line("12-31 23:59:58", "cmpl-1", [1, 2, 3])
+    with pytest.raises(InputError, match=r"no known trace"):
+        opened(log)
+    assert len(list(opened(log, format="vllm-log").requests())) == 1
+
+
+def test_a_request_id_used_twice_is_pointed_out(opened: Opened) -> None:
+    log = old_line("12-31 23:59:58", "x", [1]) + old_line("12-31 23:59:59", "x", [1, 2])
+    with pytest.raises(InputError, match=r"line 2: request x is received again"):
+        list(opened(log).requests())
+
+
 def event(kind: str, rid: str, clock: str, **more: Any) -> str:
     return json.dumps({
         "timestamp": f"2026-01-01T{clock}", "event": f"request.{kind}", "rid": rid, **more,
