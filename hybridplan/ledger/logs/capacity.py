@@ -35,7 +35,11 @@ class Solved:
 def solve(
     logged: Capacity, *, groups: int, block_tokens: int, per_request: int, bytes_per_block: int
 ) -> Solved | None:
-    """Blocks under which this pool would log those figures, or None if there are none."""
+    """Blocks under which this pool would log those figures, or None if there are none.
+
+    Where rounding leaves several, one that the logged memory allows is preferred.
+    """
+    found: Solved | None = None
     for meaning in ("new", "old"):
         tokens, length = logged.kv_tokens, logged.max_model_len
         for blocks in _possible(logged, meaning, groups, block_tokens, per_request):
@@ -53,8 +57,10 @@ def solve(
                 if printed != tokens:
                     continue
             by_memory = _memory_agrees(logged.available_gib, blocks, bytes_per_block)
-            return Solved(blocks, meaning, by_memory)
-    return None
+            if by_memory is not False:
+                return Solved(blocks, meaning, by_memory)
+            found = found or Solved(blocks, meaning, by_memory)
+    return found
 
 
 def _possible(
