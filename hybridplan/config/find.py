@@ -78,7 +78,11 @@ def _exists(path: Path) -> bool:
 
 def _from_path(path: Path, text: str) -> ModelSpec | None:
     """The spec of a file or model folder; None for a folder that is merely named like a model."""
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except (OSError, ValueError):
+        is_folder = False
+    if not is_folder:
         return read_file(path)
     config = path / "config.json"
     if os.path.lexists(config):

@@ -50,6 +50,8 @@ def parse_object(raw: bytes, file: str) -> dict[str, Any]:
     """The JSON object in these bytes; ``file`` names their origin in errors."""
     if not raw.strip():
         raise ConfigError(f"{file} is empty")
+    if raw.startswith(b"GGUF"):
+        raise ConfigError(f"{file} is a GGUF file, not JSON; give the model's config.json")
     text = _decode(raw, file)
     head = text.lstrip()[:64].lower()
     if head.startswith("<"):
