@@ -60,7 +60,10 @@ def _reading(info: TraceInfo) -> Table:
         unit = "1 token" if info.unit_tokens == 1 else f"{info.unit_tokens:,} tokens"
         grid.add_row("Prefix ids", _fact(info.unit, f"{unit} each"))
         partial = "has an id" if info.tail.value == "ceil" else "has no id"
-        grid.add_row("", _fact(info.tail, f"a prompt's partial last unit {partial}"))
+        if info.unit_tokens > 1:
+            grid.add_row("", _fact(info.tail, f"a prompt's partial last unit {partial}"))
+            meaning = "all up to its end" if info.ids.value == "prefix" else "its own unit only"
+            grid.add_row("", _fact(info.ids, f"an id names {meaning}"))
         grid.add_row("", _fact(info.id_scope, f"valid in one {info.id_scope.value}"))
     if info.has_clock:
         grid.add_row("Arrivals", _fact(info.time_unit, f"in {info.time_unit.value}"))

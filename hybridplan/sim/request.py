@@ -18,7 +18,7 @@ class Prompt:
     """Token content of a prompt at the resolution of its trace.
 
     ``ids[i]`` names tokens ``[i * unit_tokens, min((i + 1) * unit_tokens, length_tokens))``.
-    With ``chained`` an id also stands for everything before it (Mooncake, Bailian: equal id means
+    With ``chained`` an id also stands for everything before it (Mooncake, WEKA: equal id means
     equal prefix); otherwise for the unit's own content only. ``ids`` may be any sequence, a range
     included. A prompt without ids shares nothing with any other.
     ``scope`` says where an id is valid ("" is global; else a file or session name): ids of

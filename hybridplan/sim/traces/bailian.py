@@ -1,7 +1,9 @@
 """Bailian traces (qwen-bailian-usagetraces-anon): Mooncake's names, other units.
 
 ``timestamp`` is s, blocks hold 16 tokens, a turn's ``input_length`` includes the earlier turns,
-ids are salted per file. ``parent_chat_id`` links turns; a parent that is not in the file (the
+ids are salted per file. The publisher says each block is hashed by itself, so an id is taken to
+name its own 16 tokens only; if ids were chained after all, the answers would be the same.
+``parent_chat_id`` links turns; a parent that is not in the file (the
 window cut it off) starts a session of its own name.
 """
 
@@ -15,8 +17,9 @@ from hybridplan.sim.request import Request
 from hybridplan.sim.traces.clock import Stamps, settle_unit
 from hybridplan.sim.traces.facts import BadRow, Fact, Plan, Tally
 from hybridplan.sim.traces.format import Format, Opening, Rows, need
-from hybridplan.sim.traces.mooncake import MooncakeRows, Scan
+from hybridplan.sim.traces.mooncake import MooncakeRows
 from hybridplan.sim.traces.records import Sample
+from hybridplan.sim.traces.scan import Scan
 from hybridplan.sim.traces.values import label, optional_tokens, tokens
 
 BLOCK_TOKENS = 16
@@ -50,6 +53,7 @@ class Bailian(Format):
         stamp = opening.first_value("timestamp")
         plan = Plan("bailian", unit=unit, tail=tail)
         plan.id_scope = opening.scope("file", "ids are salted per file")
+        plan.ids = Fact("unit", "format", "every block is hashed by itself")
         plan.inputs = Fact("cumulative", "format", "input_length includes the earlier turns")
         plan.sessions = Fact("parent_chat_id", "read", "a session is named after its first chat")
         if stamp is not None:

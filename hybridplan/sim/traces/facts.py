@@ -43,7 +43,8 @@ class TraceInfo:
     """What is known about an opened trace.
 
     ``unit`` is the token width of one prefix id ("none" when rows carry no ids), ``tail`` whether
-    a prompt's last partial unit has an id ("ceil") or not ("floor"). ``time_unit`` is the unit of
+    a prompt's last partial unit has an id ("ceil") or not ("floor"), ``ids`` whether an id names
+    the whole "prefix" up to its unit's end or the "unit" alone. ``time_unit`` is the unit of
     the file's stamps (arrivals are always handed out in s), ``clock_scope`` whether all requests
     share one clock. ``inputs`` tells cumulative prompts from turn deltas, ``outputs`` actual
     lengths from caps. ``warnings`` grow while the trace is read.
@@ -55,6 +56,7 @@ class TraceInfo:
     chosen: How
     unit: Fact
     tail: Fact
+    ids: Fact
     id_scope: Fact
     time_unit: Fact
     clock_scope: Fact
@@ -95,6 +97,7 @@ class Plan:
     dialect: str
     unit: Fact = NONE
     tail: Fact = NONE
+    ids: Fact = NONE
     id_scope: Fact = NONE
     time_unit: Fact = NONE
     clock_scope: Fact = NONE

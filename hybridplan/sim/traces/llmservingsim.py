@@ -42,6 +42,7 @@ class LLMServingSim(Format):
         if isinstance(calls, list) and any("input_tok_ids" in c for c in calls if type(c) is dict):
             plan.unit = Fact("1", "read", "token ids")
             plan.tail = Fact("ceil", "format")
+            plan.ids = Fact("unit", "format")
             plan.id_scope = opening.scope("file", "token ids of one tokenizer per file")
         if opening.first_value("sub_requests") is not None:
             plan.sessions = Fact("session_id", "read")

@@ -20,7 +20,17 @@ from hybridplan.sim.traces.values import MAX_ID, MAX_TOKENS, number, shown, toke
 VERSION = 1
 MARK = "hybridplan_trace"
 MIN_RUN = 3
-FACTS = ("unit", "tail", "id_scope", "time_unit", "clock_scope", "inputs", "outputs", "sessions")
+FACTS = (
+    "unit",
+    "tail",
+    "ids",
+    "id_scope",
+    "time_unit",
+    "clock_scope",
+    "inputs",
+    "outputs",
+    "sessions",
+)
 
 Ids = list[int | list[int]]
 

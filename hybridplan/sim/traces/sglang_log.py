@@ -47,6 +47,7 @@ class SglangLog(Format):
             "request log",
             unit=Fact("1", "read", "input_ids where the log level includes them, else none"),
             tail=Fact("ceil", "format"),
+            ids=Fact("unit", "format"),
             id_scope=opening.scope("file", "token ids of the served model"),
             time_unit=Fact("date", "read", "log dates, counted from the first"),
             clock_scope=Fact("global", "format"),

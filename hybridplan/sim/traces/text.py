@@ -156,9 +156,11 @@ def text_plan(opening: Opening, dialect: str) -> Plan:
         unit = options.block_tokens or ESTIMATE_UNIT_TOKENS
         why = f"estimated: {options.tokens_per_char:g} tokens per character"
         plan.unit = Fact(str(unit), "given", why)
+        plan.ids = Fact("prefix", "format", "hashes of the text so far")
         plan.outputs = Fact("actual", "format", why)
     else:
         plan.unit = Fact("1", "given", "token ids of the tokenizer")
+        plan.ids = Fact("unit", "format")
     plan.tail = Fact("ceil", "format")
     plan.id_scope = Fact("global", "format", "ids are the text itself")
     return plan

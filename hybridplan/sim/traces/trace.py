@@ -47,6 +47,7 @@ class Trace:
             chosen=chosen,
             unit=plan.unit,
             tail=plan.tail,
+            ids=plan.ids,
             id_scope=plan.id_scope,
             time_unit=plan.time_unit,
             clock_scope=plan.clock_scope,

@@ -2,7 +2,8 @@
 
 Older versions put prompt and token ids on the "Received request" line; newer ones log them at
 DEBUG on a "Request ... details" line before it. Output lengths come from "Generated response"
-lines (--enable-log-outputs); without one, the request's ``max_tokens`` stands in, a cap. The
+lines (--enable-log-outputs), streamed ones from their deltas; without one, the request's
+``max_tokens`` stands in, a cap. The
 log's dates have no year; arrivals count from the first request. --max-log-len cuts ids without a
 mark, so equal greatest lengths are pointed out.
 """
@@ -29,7 +30,7 @@ _RECEIVED = re.compile(r"Received request (\S+): (?:prompt: " + _STRING + r", )?
 _DETAILS = re.compile(r"Request (\S+) details: prompt: " + _STRING)
 _GENERATED = re.compile(
     r"Generated response (\S+?)(?: \(streaming (?P<kind>delta|complete)\))?"
-    r"(?: details)?: (?:output: " + _STRING + r")?"
+    r"(?: details)?: (?:output: (?P<output>" + _STRING + r"))?"
 )
 _OUTPUT_IDS = re.compile(r"output_token_ids: (\[[\d, ]*\])")
 _MAX_TOKENS = re.compile(r"max_tokens=(\d+)")
@@ -59,6 +60,7 @@ class VllmLog(Format):
             "request log",
             unit=Fact("1", "read", why),
             tail=Fact("ceil", "format"),
+            ids=Fact("unit", "format"),
             id_scope=opening.scope("file", "token ids of the served model"),
             time_unit=Fact("date", "read", "log dates, to the second, counted from the first"),
             clock_scope=Fact("global", "format"),
@@ -81,6 +83,7 @@ class VllmLogRows(Rows):
         self._scope = opening.scope_name(plan.id_scope)
         self._queue = Queue(options.window)
         self._details: dict[str, Known] = {}
+        self._deltas: dict[str, list[int]] = {}
         self._first_ns: int | None = None
         self._latest_ns = 0
         self._greatest = (0, 0)
@@ -95,8 +98,8 @@ class VllmLogRows(Rows):
             self._receive(row, received)
         else:
             generated = _GENERATED.search(row)
-            if generated and generated["kind"] != "delta":
-                self._respond(generated[1], generated[3], row)
+            if generated:
+                self._respond(generated, row)
         return [request for _, request in self._queue.pop_ready()]
 
     def finish(self) -> Iterable[Request]:
@@ -131,13 +134,18 @@ class VllmLogRows(Rows):
         cap = _MAX_TOKENS.search(row, received.end())
         self._queue.add(name, Request(name, prompt, int(cap[1]) if cap else 0, self._arrival(row)))
 
-    def _respond(self, name: str, output: str | None, row: str) -> None:
+    def _respond(self, generated: re.Match[str], row: str) -> None:
+        name = generated[1]
         request = self._queue.get(name)
         if request is None:
             return
-        ids_found = _OUTPUT_IDS.search(row)
-        ids = _ids(ids_found[1]) if ids_found else ()
-        text = ast.literal_eval(output) if output else None
+        listing = _OUTPUT_IDS.search(row, generated.end())
+        ids = _ids(listing[1]) if listing else ()
+        if generated["kind"] == "delta":
+            self._deltas.setdefault(name, []).extend(ids)
+            return
+        ids = ids or tuple(self._deltas.pop(name, ()))
+        text = ast.literal_eval(generated["output"]) if generated["output"] else None
         if ids:
             prompt = request.prompt
             sequence = None

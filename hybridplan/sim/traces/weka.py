@@ -53,6 +53,7 @@ class Weka(Format):
             "sessions",
             unit=unit,
             tail=Fact(options.tail, "given") if options.tail else Fact("floor", "format"),
+            ids=Fact("prefix", "format"),
             id_scope=scope,
             time_unit=Fact(options.time_unit, "given")
             if options.time_unit

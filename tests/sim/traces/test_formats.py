@@ -35,6 +35,23 @@ def test_mooncake_block_size_follows_from_the_lengths(opened: Opened, unit: int)
     assert all(r.prompt.unit_tokens == unit and r.prompt.chained for r in trace.requests())
 
 
+def test_ids_that_follow_different_ones_name_their_unit_only(opened: Opened) -> None:
+    rows = [mooncake(n) for n in range(500, 2000, 3)]
+    trace = opened(rows)
+    assert (trace.info.ids.value, next(iter(trace.requests())).prompt.chained) == ("prefix", True)
+    rows[40]["hash_ids"] = list(reversed(rows[40]["hash_ids"]))
+    trace = opened(rows)
+    assert (trace.info.ids.value, trace.info.ids.how) == ("unit", "inferred")
+    assert "line 41" in trace.info.ids.why
+    assert not any(request.prompt.chained for request in trace.requests())
+
+
+def test_given_block_size_settles_the_tail(opened: Opened) -> None:
+    rows = [{"input_length": 1000, "hash_ids": list(range(15)), "output_length": 1}]
+    assert opened(rows, block_tokens=64).info.tail.value == "floor"
+    assert opened(rows, block_tokens=70).info.tail.value == "ceil"
+
+
 def test_mooncake_block_size_left_open_is_asked_for(opened: Opened) -> None:
     rows = [mooncake(300), mooncake(100, first=1)]
     with pytest.raises(InputError, match=r"300 or more tokens per id.*--block-tokens.*512"):
@@ -156,6 +173,7 @@ def test_bailian_is_seconds_sixteen_and_parents(opened: Opened) -> None:
     ]  # fmt: skip
     info = trace.info
     assert (info.format, info.unit_tokens, info.unit.how) == ("bailian", 16, "format")
+    assert not any(request.prompt.chained for request in trace.requests())
     assert notices(trace) == {"parent-outside": 1}
 
 
@@ -207,9 +225,11 @@ def test_burstgpt_v1_and_v3(opened: Opened) -> None:
     assert (v1.info.dialect, notices(v1)) == ("burstgpt v1/v2", {"empty-output": 1})
     v3 = opened(
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
-        "Log Type\n5.5,12,3.1,ChatGPT,472,18,490,Conversation log\n6,,1.0,GPT-4,9,1,10,API log\n"
+        "Log Type\n19440110.0,1722ac82-0a46,43,ChatGPT,472,18,490,Conversation log\n"
+        "19440161.5,,1,GPT-4,9,1,10,API log\n"
     )
-    assert [(r.session, r.arrival_s) for r in v3.requests()] == [("12", 5.5), (None, 6.0)]
+    found = [(r.session, r.arrival_s) for r in v3.requests()]
+    assert found == [("1722ac82-0a46", 19440110.0), (None, 19440161.5)]
     assert v3.info.dialect == "burstgpt v3"
     dropped = opened(
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

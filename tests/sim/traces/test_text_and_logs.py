@@ -175,6 +175,21 @@ def test_vllm_log_with_ids_and_responses(opened: Opened) -> None:
     assert trace.info.format == "vllm-log"
 
 
+def test_vllm_log_of_streamed_answers_adds_up_their_deltas(opened: Opened) -> None:
+    def answer(kind: str, ids: object) -> str:
+        return (
+            f"(APIServer pid=7) INFO 11-07 04:35:27 [logger.py:71] Generated response x ({kind}): "
+            f"output: 'it\\'s', output_token_ids: {ids}, finish_reason: None\n"
+        )
+
+    log = old_line("11-07 04:35:26", "x", [5, 6]) + answer("streaming delta", [151657])
+    log += answer("streaming delta", [198, 199]) + answer("streaming complete", None)
+    (request,) = opened(log).requests()
+    assert request.output_tokens == 3
+    assert request.sequence is not None
+    assert request.sequence.ids == (5, 6, 151657, 198, 199)
+
+
 def test_vllm_log_of_newer_versions(opened: Opened) -> None:
     received = "INFO 11-25 10:00:00 [r.py:1] Received request chatcmpl-1: params: SamplingParams("
     received += "max_tokens=5), lora_request: None.\n"
