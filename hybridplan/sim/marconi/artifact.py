@@ -45,7 +45,7 @@ class ArtifactCache:
     """Marconi with a fixed alpha, or with ``lru_leaves`` its baseline SGLang+.
 
     ``lookup`` then ``insert`` per request, in trace order; both change the cache. No locks, no
-    time between the two.
+    time between the two. ``matched_tokens`` is what KV alone matched in the last lookup.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ArtifactCache:
         self.alpha = alpha
         self.lru_leaves = lru_leaves
         self.tree = RadixTree(None if lru_leaves else self._efficiency)
-        self.evictions = self.refused = 0
+        self.evictions = self.refused = self.matched_tokens = 0
         self._now = 0
 
     @property
@@ -83,7 +83,10 @@ class ArtifactCache:
 
     def lookup(self, sequence: TokenSequence, prompt_tokens: int) -> int:
         """Hit tokens of a prompt, which may be all of it."""
-        return self._match(sequence, prompt_tokens).reusable_tokens
+        found = self._match(sequence, prompt_tokens)
+        self.tree.note_hit(found.last)
+        self.matched_tokens = found.matched_tokens
+        return found.reusable_tokens
 
     def insert(self, sequence: TokenSequence) -> None:
         """Put prompt and output into the tree: a state at the end, one at a split."""

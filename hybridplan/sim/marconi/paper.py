@@ -54,7 +54,7 @@ class PaperCache:
         self.alpha = alpha
         self.chunk_tokens = chunk_tokens
         self.tree = RadixTree(self._efficiency)
-        self.evictions = self.refused = 0
+        self.evictions = self.refused = self.matched_tokens = 0
         self._now = 0
 
     @property
@@ -79,6 +79,8 @@ class PaperCache:
         hit = prompt.hit_node
         hit_tokens = hit.end
         hit.access = self._now
+        self.tree.note_hit(hit)
+        self.matched_tokens = prompt.matched_tokens
         branch = self._branch(prompt)
         whole = self._walk(sequence, end)
         needed = self.costs.prefix_bytes(
@@ -145,8 +147,7 @@ class PaperCache:
         if node.end < position:
             tree.add_leaf(node, sequence, position, self._now)
         elif not node.has_state:
-            node.has_state = True
-            tree.states += 1
+            tree.give_state(node)
 
     def _make_room(self, needed_bytes: int, in_use: set[Node | None]) -> bool:
         tree = self.tree

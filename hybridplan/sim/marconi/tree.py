@@ -11,7 +11,8 @@ from hybridplan.sim.sequence import TokenSequence, common_tokens
 
 
 class Node:
-    """KV of ``sequence[start:end]``; ``access`` is the tree's clock at its last use."""
+    """KV of ``sequence[start:end]``; ``access`` is the tree's clock at its last use, ``used`` tells
+    that its state has served a hit."""
 
     __slots__ = (
         "access",
@@ -22,6 +23,7 @@ class Node:
         "parent",
         "sequence",
         "start",
+        "used",
     )
 
     def __init__(
@@ -34,6 +36,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.access = access
         self.has_state = True
+        self.used = False
         self.efficiency = 0.0
 
     @property
@@ -47,14 +50,15 @@ class Node:
 class RadixTree:
     """Nodes, their number and bytes, and the nodes that may be evicted.
 
-    ``candidates`` are the nodes with at most one child. ``efficiency`` gives a node's FLOPs per
-    byte; it is asked again whenever a node's edge changes.
+    ``states_kept`` counts every state ever put in, ``states_hit`` those that served at least one
+    hit. ``candidates`` are the nodes with at most one child. ``efficiency`` gives a node's FLOPs
+    per byte; it is asked again whenever a node's edge changes.
     """
 
     def __init__(self, efficiency: Callable[[Node], float] | None = None) -> None:
         self.root = Node(TokenSequence(b"", 1, 0), 0, 0, None, 0)
         self.root.has_state = False
-        self.states = 0
+        self.states = self.states_kept = self.states_hit = 0
         self.kv_tokens = 0
         self.candidates: dict[Node, None] = {}
         self.efficiency = efficiency
@@ -71,7 +75,7 @@ class RadixTree:
         """KV of ``sequence[parent.end:end]`` and the state at its end."""
         leaf = Node(sequence, parent.end, end, parent, access)
         parent.children[sequence.key(parent.end, 1)] = leaf
-        self.states += 1
+        self._count_state()
         self.kv_tokens += leaf.tokens
         self._renew(leaf)
         self._review(leaf)
@@ -84,7 +88,8 @@ class RadixTree:
         assert parent is not None
         upper = Node(child.sequence, child.start, at, parent, access)
         upper.has_state = has_state
-        self.states += has_state
+        if has_state:
+            self._count_state()
         parent.children[child.sequence.key(child.start, 1)] = upper
         child.start, child.parent = at, upper
         upper.children[child.sequence.key(at, 1)] = child
@@ -92,6 +97,17 @@ class RadixTree:
         self._renew(child)
         self._review(upper)
         return upper
+
+    def give_state(self, node: Node) -> None:
+        """Put a state on a node that has none."""
+        node.has_state = True
+        self._count_state()
+
+    def note_hit(self, node: Node) -> None:
+        """The state of ``node`` served a request."""
+        if node is not self.root and not node.used:
+            node.used = True
+            self.states_hit += 1
 
     def delete_leaf(self, leaf: Node) -> None:
         """Drop a childless node with its KV and state."""
@@ -161,6 +177,10 @@ class RadixTree:
             ranks.append(next(i for i, n in enumerate(node.parent.children.values()) if n is node))
             node = node.parent
         return ranks[::-1]
+
+    def _count_state(self) -> None:
+        self.states += 1
+        self.states_kept += 1
 
     def _renew(self, node: Node) -> None:
         if self.efficiency is not None:

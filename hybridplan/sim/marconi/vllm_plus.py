@@ -16,7 +16,17 @@ from hybridplan.sim.sequence import TokenSequence, common_tokens
 class Block:
     """KV of ``sequence[start:end]``, at most a block, and the state at its end."""
 
-    __slots__ = ("access", "end", "full", "offered", "parent", "partial", "sequence", "start")
+    __slots__ = (
+        "access",
+        "end",
+        "full",
+        "offered",
+        "parent",
+        "partial",
+        "sequence",
+        "start",
+        "used",
+    )
 
     def __init__(self, sequence: TokenSequence, start: int, end: int, parent: Block | None) -> None:
         self.sequence = sequence
@@ -27,6 +37,7 @@ class Block:
         self.partial: dict[Block, None] = {}  # in the order they came or were last extended
         self.access = 0
         self.offered = -1
+        self.used = False
 
     @property
     def tokens(self) -> int:
@@ -42,7 +53,8 @@ class VllmPlusCache:
         self.block_tokens = block_tokens
         self.root = Block(TokenSequence(b"", 1, 0), 0, 0, None)
         self.alpha = 0.0
-        self.states = self.kv_tokens = self.evictions = self.refused = 0
+        self.states = self.states_kept = self.states_hit = 0
+        self.kv_tokens = self.evictions = self.refused = self.matched_tokens = 0
         self._now = 0
         # No two leaves are equally old: a request touches one path from the root, so the blocks
         # touched last at one time lie on a chain, and a chain has one leaf.
@@ -61,7 +73,12 @@ class VllmPlusCache:
 
     def lookup(self, sequence: TokenSequence, prompt_tokens: int) -> int:
         """Hit tokens of a prompt, partial blocks included."""
-        return self._match(sequence, prompt_tokens)[0]
+        last, _ = self._match(sequence, prompt_tokens)
+        if last is not self.root and not last.used:
+            last.used = True
+            self.states_hit += 1
+        self.matched_tokens = last.end
+        return last.end
 
     def insert(self, sequence: TokenSequence) -> None:
         """Put prompt and output into the tree, block by block."""
@@ -78,8 +95,8 @@ class VllmPlusCache:
             self._evict(over)
         self._insert(sequence, end)
 
-    def _match(self, sequence: TokenSequence, end: int) -> tuple[int, int]:
-        """(tokens, blocks) matched; touches whole blocks only."""
+    def _match(self, sequence: TokenSequence, end: int) -> tuple[Block, int]:
+        """The last block matched and how many there were; touches whole blocks only."""
         self._now += 1
         node, position, blocks = self.root, 0, 0
         while True:
@@ -91,8 +108,8 @@ class VllmPlusCache:
         self._offer(node)
         for part in node.partial:
             if _runs_along(part, sequence, position, end) == part.tokens:
-                return part.end, blocks + 1
-        return position, blocks
+                return part, blocks + 1
+        return node, blocks
 
     def _insert(self, sequence: TokenSequence, end: int) -> None:
         size = self.block_tokens
@@ -110,6 +127,7 @@ class VllmPlusCache:
                 upto = min(end, position + size)
                 child = Block(sequence, position, upto, node)
                 self.states += 1
+                self.states_kept += 1
                 self.kv_tokens += child.tokens
                 self._hang(node, child)
                 node, position = child, upto

@@ -50,11 +50,10 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The request's memory went to the tree or back to the pools. ``states_kept`` counts the
-    states the tree took from it, in prefill and at the end; ``kept_tokens`` is the KV it has."""
+    """The request's memory went to the tree, which has ``kept_tokens`` of it, or back to the
+    pools."""
 
     kept_tokens: int
-    states_kept: int
     evicted_states: int
     evicted_kv_tokens: int
 
@@ -71,7 +70,6 @@ class _Running:
         "sequence",
         "slots",
         "state_locked",
-        "states_given",
     )
 
     def __init__(self, sequence: TokenSequence, node: Node, hit_tokens: int, slots: int) -> None:
@@ -82,15 +80,16 @@ class _Running:
         self.slots = slots
         self.last_tracked = 0
         self.state_locked = True
-        self.states_given = 0
         self.decoded = 0
 
 
 class SglangCache:
     """The cache of one SGLang server. Every call changes it; none may be retried after an error.
 
-    ``start``, ``decode`` and ``finish`` follow a request under its id. Raises PoolExhaustedError
-    where the engine's allocators assert.
+    ``start``, ``decode`` and ``finish`` follow a request under its id. ``states_kept`` counts the
+    states given to the tree and ``states_hit`` those of them that served at least one hit;
+    ``kv_taken_tokens`` and ``slots_taken`` what requests took from the pools. Raises
+    PoolExhaustedError where the engine's allocators assert.
     """
 
     def __init__(self, config: SglangCacheConfig) -> None:
@@ -106,6 +105,8 @@ class SglangCache:
         if config.host_kv_tokens:
             self.host = HostTier(self.tree, config)
         self.running: dict[str, _Running] = {}
+        self.states_kept = self.states_hit = 0
+        self.kv_taken_tokens = self.slots_taken = 0
 
     def start(self, request_id: str, sequence: TokenSequence, prompt_tokens: int) -> Admitted:
         """Match, copy the state, make room, prefill and checkpoint ``sequence[:prompt_tokens]``."""
@@ -118,6 +119,8 @@ class SglangCache:
         copied = found.node.state
         if copied:
             self._take_copy(found.node)
+            self.states_hit += not found.node.state_used
+            found.node.state_used = True
         request = _Running(sequence, found.node, found.hit_tokens, 1 + config.tracking_slots)
         tree.lock(found.node)
         need = request.slots - copied
@@ -130,6 +133,7 @@ class SglangCache:
                 " run fewer requests at once or give more slots"
             )
         tree.slots_free -= need
+        self.slots_taken += request.slots
         chunks, tracked = self._prefill(request, request_id, prompt_tokens, found.branch_tokens)
         self.running[request_id] = request
         return Admitted(
@@ -179,7 +183,6 @@ class SglangCache:
         tree.unlock(request.node, request.state_locked)
         return Finished(
             request.owned_from,
-            request.states_given,
             tree.evicted_states - states_before,
             tree.evicted_kv_tokens - kv_before,
         )
@@ -234,6 +237,7 @@ class SglangCache:
                     " give more slots"
                 )
         tree.slots_free -= 1
+        self.slots_taken += 1
         if self._give(request, end):
             tree.slots_free += 1
         request.last_tracked = 0
@@ -246,7 +250,7 @@ class SglangCache:
         tree.unlock(request.node, request.state_locked)
         tree.lock(node, hold_state)
         request.node, request.state_locked, request.owned_from = node, hold_state, end
-        request.states_given += not had_state
+        self.states_kept += not had_state
         if self.host is not None:
             self.host.write_through(request.sequence, end)
         return had_state
@@ -301,4 +305,5 @@ class SglangCache:
                 " evict; run fewer requests at once or give more KV memory"
             )
         self.tree.kv_free -= need
+        self.kv_taken_tokens += need
         request.kv_end = end

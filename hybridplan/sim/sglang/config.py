@@ -27,7 +27,8 @@ class SglangCacheConfig:
     ``chunked_prefill_tokens`` None prefills a prompt in one extend.
     ``overlap`` gives extra_buffer two tracking slots instead of one.
     ``host_kv_tokens`` and ``host_state_slots`` add the host tier of `host`, which is a reading of
-    HiCache that was never compared with the engine.
+    HiCache that was never compared with the engine. ``state_bytes`` is one slot's size where it is
+    known; no rule needs it.
     """
 
     kv_tokens: int
@@ -42,6 +43,7 @@ class SglangCacheConfig:
     skip_decode_lock: bool = False
     host_kv_tokens: int = 0
     host_state_slots: int = 0
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -71,6 +73,11 @@ class SglangCacheConfig:
             raise InputError(
                 f"chunk {self.chunk_tokens} and page {self.page_tokens}: the smaller must divide"
                 " the larger"
+            )
+        if self.kv_tokens % self.page_tokens:
+            raise InputError(
+                f"{self.kv_tokens} KV tokens are not whole pages of {self.page_tokens}; take"
+                f" {self.kv_tokens // self.page_tokens * self.page_tokens}"
             )
         if self.chunked_prefill_tokens is not None and (
             self.chunked_prefill_tokens < self.page_tokens

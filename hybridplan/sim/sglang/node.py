@@ -11,8 +11,9 @@ class Node:
     """KV of ``sequence[start:end]``, and perhaps the state at ``end``.
 
     ``full_lock`` counts requests that need the KV (every node up to the root), ``state_lock``
-    those that need this very state. ``access`` orders KV victims. ``offered`` is the access time
-    under which the node last entered the victims' heap.
+    those that need this very state; ``state_used`` tells that it has served a hit. ``access``
+    orders KV victims. ``offered`` is the access time under which the node last entered the
+    victims' heap.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class Node:
         "start",
         "state",
         "state_lock",
+        "state_used",
     )
 
     def __init__(
@@ -39,6 +41,7 @@ class Node:
         self.state = False
         self.full_lock = 0
         self.state_lock = 0
+        self.state_used = False
         self.access = access
         self.offered = NEVER
 

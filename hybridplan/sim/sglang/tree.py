@@ -35,7 +35,8 @@ class StateTree:
     """The tree and its two pools. Single-threaded; every method leaves the counters consistent.
 
     ``kv_free`` and ``slots_free`` are the pools' free tokens and state slots; requests take from
-    and give to them directly. ``evicted_kv_tokens`` and ``evicted_states`` only grow.
+    and give to them directly. ``evicted_kv_tokens``, ``evicted_states`` and ``evictions`` (victims)
+    only grow.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class StateTree:
         self.max_states_per_path = max_states_per_path
         self.kv_tokens, self.state_slots = kv_tokens, state_slots
         self.kv_free, self.slots_free = kv_tokens, state_slots
-        self.evicted_kv_tokens = self.evicted_states = 0
+        self.evicted_kv_tokens = self.evicted_states = self.evictions = 0
         self.tree_tokens = self.protected_tokens = self.protected_states = 0
         self.node_count = 0
         self.leaves = LeafHeap()
@@ -216,6 +217,7 @@ class StateTree:
             else:
                 self._drop_state(victim)
                 self.evicted_states += 1
+                self.evictions += 1
 
     # Observation
 
@@ -262,7 +264,7 @@ class StateTree:
         return upper
 
     def _drop_state(self, node: Node) -> None:
-        node.state = False
+        node.state = node.state_used = False
         self.states.remove(node)
         self.slots_free += 1
 
@@ -274,6 +276,7 @@ class StateTree:
             self.evicted_states += 1
         self.kv_free += leaf.tokens
         self.evicted_kv_tokens += leaf.tokens
+        self.evictions += 1
         self.tree_tokens -= leaf.tokens
         del parent.children[leaf.sequence.key(leaf.start, self.page_tokens)]
         leaf.parent = None

@@ -18,10 +18,11 @@ from hybridplan.sim.bound.states import choices, state_hits_bound
 from hybridplan.sim.bound.trie import Trie
 from hybridplan.sim.ceiling import InfiniteCache
 from hybridplan.sim.marconi.costs import ModelCosts
-from hybridplan.sim.marconi.replay import MarconiConfig, MarconiReplay
+from hybridplan.sim.marconi.replayed import MarconiConfig, ReplayedMarconi
+from hybridplan.sim.replay import simulate
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.sglang.config import SglangCacheConfig
-from hybridplan.sim.sglang.replay import SglangReplay
+from hybridplan.sim.sglang.replayed import ReplayedSglang
 
 Served = tuple[tuple[int, ...], int]  # tokens, and how many of them are prompt
 
@@ -153,7 +154,7 @@ def long_traces(draw: st.DrawFn) -> list[Request]:
 @settings(max_examples=60, deadline=None)
 def test_sglang_never_beats_the_bound(requests: list[Request], strategy: str, kv: int) -> None:
     config = SglangCacheConfig(kv, 8, strategy, chunk_tokens=16, track_interval_tokens=16)
-    hits = sum(done.outcome.hit_tokens for done in SglangReplay(config).serve(requests))
+    hits = simulate(requests, ReplayedSglang(config)).hit_tokens
     assert hits <= cache_bounds(requests, kv, 8).hit_tokens
 
 
@@ -162,8 +163,7 @@ def test_sglang_never_beats_the_bound(requests: list[Request], strategy: str, kv
 def test_marconi_never_beats_the_bound(requests: list[Request], states: int, kv: int) -> None:
     costs = ModelCosts.from_paper(64, 16, 2, 3, 4)
     capacity = costs.prefix_bytes(kv, states)
-    replay = MarconiReplay(MarconiConfig(costs, capacity))
-    hits = sum(outcome.hit_tokens for outcome in replay.serve(requests))
+    hits = simulate(requests, ReplayedMarconi(MarconiConfig(costs, capacity))).hit_tokens
     most_kv, most_states = capacity // costs.kv_bytes_per_token, capacity // costs.state_bytes
     assert hits <= cache_bounds(requests, most_kv, most_states, spare_tokens=0).hit_tokens
 

@@ -11,8 +11,9 @@ from hybridplan.sim.marconi.artifact import ArtifactCache
 from hybridplan.sim.marconi.costs import ModelCosts
 from hybridplan.sim.marconi.integrity import check_integrity
 from hybridplan.sim.marconi.paper import PaperCache, PaperMarconi
-from hybridplan.sim.marconi.replay import MarconiConfig, MarconiReplay
+from hybridplan.sim.marconi.replayed import MarconiConfig, ReplayedMarconi
 from hybridplan.sim.marconi.tree import Node
+from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.sequence import TokenSequence
 
@@ -162,8 +163,8 @@ def requests_of(*prompts: list[int], output: int = 5) -> list[Request]:
 def test_a_shared_prefix_pays_off_at_its_third_use(mode: str) -> None:
     system = list(range(100))
     prompts = [system + list(range(1000 * k, 1000 * k + 20)) for k in (1, 2, 3, 4)]
-    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 40, mode=mode))
-    hits = [outcome.hit_tokens for outcome in replay.serve(requests_of(*prompts))]
+    engine = ReplayedMarconi(MarconiConfig(SMALL, 1 << 40, mode=mode))
+    hits = [outcome.hit_tokens for outcome in Replay(requests_of(*prompts), engine)]
     assert hits == [0, 0, 100, 100]
 
 
@@ -174,23 +175,23 @@ def test_a_conversation_resumes_after_its_last_token() -> None:
         Request("1", Prompt(40, 1, first), 30, sequence=whole),
         Request("2", Prompt(80, 1, first + answer + question), 5),
     ]
-    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 40))
-    assert [outcome.hit_tokens for outcome in replay.serve(turns)] == [0, 70]
+    engine = ReplayedMarconi(MarconiConfig(SMALL, 1 << 40))
+    assert [outcome.hit_tokens for outcome in Replay(turns, engine)] == [0, 70]
 
 
 def test_branch_state_is_rounded_down_to_a_chunk() -> None:
     shared = list(range(80))
     prompts = [shared + [1000 * k + i for i in range(40)] for k in (1, 2, 3)]
-    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 40, chunk_tokens=32))
-    assert [outcome.hit_tokens for outcome in replay.serve(requests_of(*prompts))] == [0, 0, 64]
+    engine = ReplayedMarconi(MarconiConfig(SMALL, 1 << 40, chunk_tokens=32))
+    assert [outcome.hit_tokens for outcome in Replay(requests_of(*prompts), engine)] == [0, 0, 64]
 
 
 def test_units_are_not_expanded_and_give_the_lower_bound() -> None:
     system = [7, 8]
     prompts = [Prompt(1300, 512, [*system, 100 + k]) for k in range(3)]
-    replay = MarconiReplay(MarconiConfig(SMALL, 1 << 60))
+    engine = ReplayedMarconi(MarconiConfig(SMALL, 1 << 60))
     requests = [Request(str(k), prompt, 10) for k, prompt in enumerate(prompts)]
-    assert [outcome.hit_tokens for outcome in replay.serve(requests)] == [0, 0, 1024]
+    assert [outcome.hit_tokens for outcome in Replay(requests, engine)] == [0, 0, 1024]
 
 
 def test_tuning_happens_once_after_the_window() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hybridplan.sim.marconi.costs import ModelCosts
-from hybridplan.sim.marconi.replay import MarconiConfig, MarconiReplay
+from hybridplan.sim.marconi.replayed import MarconiConfig, ReplayedMarconi
+from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Prompt, Request
 
 COMMITTED = Path(__file__).parents[2] / "golden" / "marconi"
@@ -75,9 +76,10 @@ def test_run_is_reproduced(
         about = json.loads(path.read_text())["traces"][run["trace"]]
         assert sha256 == about["jsonl_sha256"]
         traces[path, run["trace"]] = requests
-    replay = MarconiReplay(config_of(run, ModelCosts.from_paper()))
-    hits = [outcome.hit_tokens for outcome in replay.serve(traces[path, run["trace"]])]
-    totals = replay.totals()
+    config = config_of(run, ModelCosts.from_paper())
+    engine = ReplayedMarconi(config, attribute_losses=False)
+    hits = [outcome.hit_tokens for outcome in Replay(traces[path, run["trace"]], engine)]
+    totals = engine.totals()
     assert hits[: len(run["first_hits"])] == run["first_hits"]
     assert hashlib.sha1(",".join(map(str, hits)).encode()).hexdigest() == run["hits_sha1"]
     assert {

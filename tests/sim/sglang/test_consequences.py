@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from hybridplan.errors import InputError
+from hybridplan.sim.arrival import Closed
 from hybridplan.sim.outcome import LossCause
+from hybridplan.sim.replay import Replay, simulate
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.sglang.config import SglangCacheConfig
 from hybridplan.sim.sglang.events import ScriptedReplay
 from hybridplan.sim.sglang.integrity import check_integrity
-from hybridplan.sim.sglang.replay import SglangReplay
+from hybridplan.sim.sglang.replayed import ReplayedSglang
 
-ROOMY = {"kv_tokens": 100_000, "state_slots": 100}
+ROOMY = {"kv_tokens": 102_400, "state_slots": 100}
 
 
 def config(**flags: Any) -> SglangCacheConfig:
@@ -26,11 +28,14 @@ def single(name: str, prompt: list[int], output_tokens: int = 8) -> Request:
 
 
 def hits(requests: list[Request], **flags: Any) -> list[int]:
-    replay = SglangReplay(config(**flags))
+    engine = ReplayedSglang(config(**flags))
     found = []
-    for done in replay.serve(requests):
-        check_integrity(replay.cache)
-        found.append(done.outcome.hit_tokens)
+    for outcome in Replay(requests, engine):
+        check_integrity(engine.cache)
+        assert outcome.ceiling_tokens is not None
+        lost = sum(tokens for _, tokens in outcome.lost)
+        assert lost == outcome.ceiling_tokens - outcome.hit_tokens
+        found.append(outcome.hit_tokens)
     return found
 
 
@@ -70,23 +75,44 @@ def test_units_are_not_expanded_and_give_the_lower_bound() -> None:
 
 def test_a_request_larger_than_the_pool_is_refused_and_the_rest_go_on() -> None:
     requests = [single("big", list(range(500))), single("small", list(range(600, 700)))]
-    replay = SglangReplay(config(kv_tokens=300))
-    big, small = replay.serve(requests)
-    assert big.outcome.refused == "it needs 508 KV tokens and the pool holds 300"
-    assert small.outcome.refused is None
+    big, small = Replay(requests, ReplayedSglang(config(kv_tokens=300)))
+    assert big.refused == "it needs 508 KV tokens and the pool holds 300"
+    assert small.refused is None
 
 
 def test_losses_are_told_apart() -> None:
-    replay = SglangReplay(config(kv_tokens=700), explain=True)
     first, second = sharing_a_system_prompt()[:2]
     others = [single(f"other {k}", [5000 * k + i for i in range(600)]) for k in (2, 3)]
-    done = [d.outcome for d in replay.serve([first, second, *others, first])]
+    trace = [first, second, *others, first]
+    done = list(Replay(trace, ReplayedSglang(config(kv_tokens=700))))
     assert done[1].ceiling_tokens == 200
     assert dict(done[1].lost) == {LossCause.NO_CHUNK_END: 200}
-    lost = dict(done[-1].lost)
-    assert lost[LossCause.LAST_TOKEN] == 1
-    assert lost[LossCause.EVICTED] == 256
-    assert sum(lost.values()) == 300
+    assert dict(done[-1].lost) == {
+        LossCause.LAST_TOKEN: 1,
+        LossCause.EVICTED: 256,
+        LossCause.NO_CHUNK_END: 43,
+    }
+
+
+def test_what_runs_at_the_same_time_is_not_computed_yet() -> None:
+    requests = [single(str(k), list(range(100)), output_tokens=50) for k in range(2)]
+    engine = ReplayedSglang(config(strategy="extra_buffer"))
+    second = list(Replay(requests, engine, arrival=Closed(2)))[1]
+    assert dict(second.lost) == {LossCause.LAST_TOKEN: 1, LossCause.NOT_COMPUTED_YET: 35}
+    assert second.hit_tokens == 64
+
+
+def test_use_adds_up() -> None:
+    engine = ReplayedSglang(config())
+    summary = simulate(sharing_a_system_prompt(), engine)
+    use = summary.use
+    assert (use.engine, use.num_blocks) == ("sglang 0.5.23 extra_buffer", 102_400)
+    assert (use.states.kept, use.states.ever_hit) == (4, 1)
+    assert use.cached_blocks == engine.cache.tree.tree_tokens
+    kv, states = use.groups
+    assert (kv.peak_blocks, states.peak_blocks) == (300 + 7, 3 + 1)
+    assert summary.steps == 4 * 8
+    assert summary.hit_tokens == 2 * 192
 
 
 def test_host_tier_gives_back_what_the_device_evicted() -> None:
@@ -106,6 +132,7 @@ def test_host_tier_gives_back_what_the_device_evicted() -> None:
         {"chunk_tokens": 64, "page_tokens": 48},
         {"page_tokens": 64, "chunked_prefill_tokens": 32},
         {"kv_tokens": 0},
+        {"page_tokens": 16, "kv_tokens": 1000},
         {"track_interval_tokens": 0},
         {"host_kv_tokens": 5},
     ],
@@ -119,12 +146,12 @@ def test_bad_flags_are_refused_with_their_numbers(flags: dict[str, Any]) -> None
 
 def test_too_few_slots_for_one_request() -> None:
     with pytest.raises(InputError, match="4 state slots hold no request: extra_buffer may need 5"):
-        SglangReplay(config(state_slots=4))
+        ReplayedSglang(config(state_slots=4))
 
 
-def test_losses_need_requests_one_at_a_time() -> None:
-    with pytest.raises(InputError, match="one at a time, not 4"):
-        SglangReplay(config(), 4, explain=True)
+def test_no_room_to_run() -> None:
+    with pytest.raises(InputError, match="max_running_requests is 0"):
+        ReplayedSglang(config(), max_running_requests=0)
 
 
 @pytest.mark.parametrize(

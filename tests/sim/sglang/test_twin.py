@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridplan.sim.arrival import Closed
+from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.sequence import TokenSequence
 from hybridplan.sim.sglang.cache import Decoded, SglangCache
 from hybridplan.sim.sglang.config import PoolExhaustedError, SglangCacheConfig
 from hybridplan.sim.sglang.integrity import check_integrity
 from hybridplan.sim.sglang.node import Node
-from hybridplan.sim.sglang.replay import SglangReplay
+from hybridplan.sim.sglang.replayed import ReplayedSglang
 from hybridplan.sim.sglang.tree import StateTree
 
 
@@ -171,17 +173,16 @@ def test_jumping_and_heaps_agree_with_stepping_and_scanning(
 def test_requests_in_step_agree_token_by_token(
     config: SglangCacheConfig, lists: list[tuple[list[int], int]], running: int
 ) -> None:
-    class Stepping(SglangReplay):
-        def _step(self, steps: int) -> None:
-            for _ in range(steps):
-                self._decode(1)
-
     requests = requests_of(lists)
-    clever, naive = SglangReplay(config, running), Stepping(config, running)
-    ours, theirs = list(clever.serve(requests)), list(naive.serve(requests))
-    assert [done.outcome for done in ours] == [done.outcome for done in theirs]
+    clever, naive = (ReplayedSglang(config, skipping=skipping) for skipping in (True, False))
+    replays = [Replay(requests, engine, arrival=Closed(running)) for engine in (clever, naive)]
+    ours, theirs = map(list, replays)
+    assert ours == theirs
     assert picture(clever.cache) == picture(naive.cache)
     check_integrity(clever.cache)
+    exact = config.page_tokens == 1
+    assert clever.use().groups[0].peak_blocks == naive.use().groups[0].peak_blocks
+    assert clever.use() == naive.use() or not exact
 
 
 @given(CONFIGS, token_lists())
@@ -189,10 +190,10 @@ def test_requests_in_step_agree_token_by_token(
 def test_host_tier_keeps_its_invariants(
     config: SglangCacheConfig, lists: list[tuple[list[int], int]]
 ) -> None:
-    replay = SglangReplay(replace(config, host_kv_tokens=480, host_state_slots=6))
-    for done in replay.serve(requests_of(lists)):
-        check_integrity(replay.cache)
-        assert done.restored_tokens <= done.outcome.hit_tokens < max(1, done.outcome.prompt_tokens)
+    engine = ReplayedSglang(replace(config, host_kv_tokens=480, host_state_slots=6))
+    for outcome in Replay(requests_of(lists), engine):
+        check_integrity(engine.cache)
+        assert outcome.hit_tokens < max(1, outcome.prompt_tokens)
 
 
 def test_a_full_pool_is_refused_with_its_numbers() -> None:
