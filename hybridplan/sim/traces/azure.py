@@ -17,7 +17,6 @@ class Azure(Format):
     """``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens`` [, ``NumImages``]."""
 
     name = "azure"
-    title = "Azure LLM inference traces 2023, 2024, multimodal, CSV"
     containers = ("csv",)
 
     def matches(self, sample: Sample) -> bool:

@@ -30,7 +30,6 @@ class Bailian(Format):
     """``chat_id``, ``parent_chat_id``, ``timestamp`` (s), lengths, ``turn``, ``hash_ids`` (16)."""
 
     name = "bailian"
-    title = "Bailian (Qwen) usage traces, JSONL"
     containers = ("json-lines", "json-values", "csv")
 
     def matches(self, sample: Sample) -> bool:
@@ -81,11 +80,10 @@ class BailianRows(MooncakeRows):
         chat = label(row["chat_id"])
         if chat is None:
             raise BadRow("chat_id is missing or empty")
-        length_tokens = tokens(row["input_length"], "input_length")
         output_tokens = tokens(row["output_length"], "output_length")
         session = self._session(chat, label(row.get("parent_chat_id")))
         arrival_s = self._clock.seconds(row.get("timestamp")) if self._clock else None
-        prompt = self.prompt(row, length_tokens, session)
+        prompt = self.prompt(row, session)
         turn = optional_tokens(row, "turn")
         return (Request(chat, prompt, output_tokens, arrival_s, session, turn),)
 

@@ -17,7 +17,6 @@ class BurstGPT(Format):
     """``Timestamp`` (s), ``Request tokens``, ``Response tokens`` [, ``Session ID``]."""
 
     name = "burstgpt"
-    title = "BurstGPT v1, v2, v3, CSV"
     containers = ("csv",)
 
     def matches(self, sample: Sample) -> bool:

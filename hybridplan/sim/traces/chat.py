@@ -30,7 +30,6 @@ class Chat(Format):
     """``messages`` [, ``tools``], a batch row's ``body``, or ``prompt`` [, ``output_tokens``]."""
 
     name = "chat"
-    title = "OpenAI-style chat, batch and prompt JSONL (text)"
     containers = ("json-lines", "json-values")
 
     def matches(self, sample: Sample) -> bool:
@@ -56,7 +55,6 @@ class ShareGPT(Format):
     """``conversations: [{from, value}]`` or ``conversation: [{role, content}]``."""
 
     name = "sharegpt"
-    title = "ShareGPT, LMSYS-Chat, WildChat conversations (text), JSON or JSONL"
     containers = ("json-values", "json-lines")
 
     def matches(self, sample: Sample) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hybridplan.errors import InputError
+from hybridplan.sim.traces.aiperf import Aiperf
 from hybridplan.sim.traces.azure import Azure
 from hybridplan.sim.traces.bailian import Bailian
 from hybridplan.sim.traces.burstgpt import BurstGPT
@@ -28,8 +29,8 @@ from hybridplan.sim.traces.vllm_log import VllmLog
 from hybridplan.sim.traces.weka import Weka
 
 FORMATS: tuple[Format, ...] = (
-    Own(), Mooncake(), Bailian(), Azure(), BurstGPT(), Vidur(), ServeGen(), LLMServingSim(),
-    Weka(), LMCache(), Chat(), ShareGPT(), VllmLog(), SglangLog(), Usage(), Plain(),
+    Own(), Mooncake(), Aiperf(), Bailian(), Azure(), BurstGPT(), Vidur(), ServeGen(),
+    LLMServingSim(), Weka(), LMCache(), Chat(), ShareGPT(), VllmLog(), SglangLog(), Usage(), Plain(),
 )  # fmt: skip
 
 LOG_FORMATS = tuple(fmt.name for fmt in FORMATS if fmt.containers == ("log",))

@@ -68,7 +68,6 @@ class Format(ABC):
     """One trace format: how to know it, and how to read it."""
 
     name: ClassVar[str]
-    title: ClassVar[str]
     containers: ClassVar[tuple[Container, ...]]
 
     @abstractmethod

@@ -22,7 +22,6 @@ class LLMServingSim(Format):
     """``input_toks``, ``output_toks``, ``arrival_time_ns`` | ``arrival_time``, token ids."""
 
     name = "llmservingsim"
-    title = "LLMServingSim workloads and bench output, JSONL"
     containers = ("json-lines", "json-values")
 
     def matches(self, sample: Sample) -> bool:

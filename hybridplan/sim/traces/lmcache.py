@@ -23,7 +23,6 @@ class LMCache(Format):
     """``timestamp`` (us), ``input``, ``output``, ``session_id``."""
 
     name = "lmcache"
-    title = "LMCache agent traces (text), JSONL"
     containers = ("json-lines", "json-values")
 
     def matches(self, sample: Sample) -> bool:

@@ -25,7 +25,6 @@ class Mooncake(Format):
     """``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``."""
 
     name = "mooncake"
-    title = "Mooncake JSONL (also Dynamo, aiperf, guidellm, vLLM timed_trace)"
     containers = ("json-lines", "json-values", "csv")
 
     def matches(self, sample: Sample) -> bool:
@@ -81,11 +80,10 @@ class MooncakeRows(Rows):
         self._count = 0
 
     def read(self, row: Any) -> Sequence[Request]:
-        length_tokens = tokens(row.get("input_length"), "input_length")
         output_tokens = self._output(row)
         session = label(row.get("session_id"))
         arrival_s = self._arrival(row, session)
-        prompt = self.prompt(row, length_tokens, session)
+        prompt = self.prompt(row, session)
         turn = None
         if session is not None:
             turn = self._turns.get(session, 0) + 1
@@ -123,8 +121,9 @@ class MooncakeRows(Rows):
             self._last_s[session] = arrival_s
         return arrival_s
 
-    def prompt(self, row: dict[str, Any], length_tokens: int, session: str | None) -> Prompt:
+    def prompt(self, row: dict[str, Any], session: str | None) -> Prompt:
         """Length and ids; BadRow when the number of ids disagrees with the block size."""
+        length_tokens = tokens(row.get("input_length"), "input_length")
         ids = id_list(row.get("hash_ids"), "hash_ids")
         unit = self._unit
         wanted = length_tokens // unit if self._floor else -(-length_tokens // unit)

@@ -74,7 +74,6 @@ class Own(Format):
     """A header ``{"hybridplan_trace": 1, ...}``, then one request per line."""
 
     name = "hybridplan"
-    title = "hybridplan JSONL"
     containers = ("json-lines",)
 
     def matches(self, sample: Sample) -> bool:

@@ -65,7 +65,6 @@ class Plain(Format):
     """An input and an output column, perhaps an arrival, a session and a turn."""
 
     name = "plain"
-    title = "plain lengths (input_length, output_length, ...), CSV or JSONL"
     containers = ("csv", "json-lines", "json-values")
 
     def matches(self, sample: Sample) -> bool:

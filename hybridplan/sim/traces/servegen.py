@@ -17,7 +17,6 @@ class ServeGen(Format):
     """``timestamp_s``, ``input_tokens``, ``output_tokens``, ``reason_ratio``."""
 
     name = "servegen"
-    title = "ServeGen generated requests, CSV"
     containers = ("csv",)
 
     def matches(self, sample: Sample) -> bool:

@@ -35,7 +35,6 @@ class SglangLog(Format):
     """``request.received`` / ``request.finished`` events, or "Receive:" / "Finish:" lines."""
 
     name = "sglang-log"
-    title = "SGLang request log, JSON events or text"
     containers = ("log",)
 
     def matches(self, sample: Sample) -> bool:

@@ -23,7 +23,6 @@ class Usage(Format):
     """``usage: {prompt_tokens, completion_tokens}`` or Anthropic's fields, nested or flat."""
 
     name = "usage"
-    title = "API usage exports (OpenAI, Anthropic), JSONL or CSV"
     containers = ("json-lines", "json-values", "csv")
 
     def matches(self, sample: Sample) -> bool:

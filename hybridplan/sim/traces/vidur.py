@@ -16,7 +16,6 @@ class Vidur(Format):
     """``num_prefill_tokens``, ``num_decode_tokens`` [, ``arrived_at`` (s)]."""
 
     name = "vidur"
-    title = "Vidur / etalon / Sarathi lengths, CSV"
     containers = ("csv", "json-lines", "json-values")
 
     def matches(self, sample: Sample) -> bool:

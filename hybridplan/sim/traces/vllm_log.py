@@ -46,7 +46,6 @@ class VllmLog(Format):
     """Lines "Received request ID: ...", "Generated response ID: ..."."""
 
     name = "vllm-log"
-    title = "vLLM request log, text"
     containers = ("log",)
 
     def matches(self, sample: Sample) -> bool:

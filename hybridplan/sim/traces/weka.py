@@ -27,14 +27,14 @@ class Weka(Format):
     """``id``, ``block_size``, ``hash_id_scope``, ``requests: [{t, type, in, out, hash_ids}]``."""
 
     name = "weka"
-    title = "WEKA / AgentX sessions with sub-agents, JSON or JSONL"
     containers = ("json-lines", "json-values")
 
     def matches(self, sample: Sample) -> bool:
-        requests = sample.first.get("requests")
-        if not isinstance(requests, list) or not requests or not isinstance(requests[0], dict):
+        found = [row.get("requests") for row in sample.rows if isinstance(row, dict)]
+        first = next((calls[0] for calls in found if isinstance(calls, list) and calls), None)
+        if not isinstance(first, dict):
             return False
-        return {"t", "in", "out"} <= requests[0].keys() or requests[0].get("type") == "subagent"
+        return {"t", "in", "out"} <= first.keys() or first.get("type") == "subagent"
 
     def plan(self, opening: Opening) -> Plan:
         options = opening.options

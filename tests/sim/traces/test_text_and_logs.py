@@ -121,6 +121,19 @@ def test_vllm_custom_prompts(opened: Opened) -> None:
     assert found == [(2, 9), (1, 4)]
 
 
+def test_aiperf_text_rows(opened: Opened) -> None:
+    rows = [
+        {"timestamp": 500, "text_input": "a b", "output_length": 5, "session_id": "s"},
+        {"delay": 250, "text_input": "a b c", "output_length": 6, "session_id": "s"},
+    ]
+    trace = opened(rows, tokenizer=words)
+    found = [
+        (r.arrival_s, r.prompt.length_tokens, r.output_tokens, r.turn) for r in trace.requests()
+    ]
+    assert found == [(0.5, 2, 5, 1), (0.75, 3, 6, 2)]
+    assert trace.info.format == "aiperf"
+
+
 SHARE = [
     {"id": "x", "conversations": [
         {"from": "human", "value": "one two"}, {"from": "gpt", "value": "three"},
