@@ -30,7 +30,8 @@ from hybridplan.sim.traces.weka import Weka
 
 FORMATS: tuple[Format, ...] = (
     Own(), Mooncake(), Aiperf(), Bailian(), Azure(), BurstGPT(), Vidur(), ServeGen(),
-    LLMServingSim(), Weka(), LMCache(), Chat(), ShareGPT(), VllmLog(), SglangLog(), Usage(), Plain(),
+    LLMServingSim(), Weka(), LMCache(), Chat(), ShareGPT(), VllmLog(), SglangLog(), Usage(),
+    Plain(),
 )  # fmt: skip
 
 LOG_FORMATS = tuple(fmt.name for fmt in FORMATS if fmt.containers == ("log",))

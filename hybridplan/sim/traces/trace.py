@@ -110,7 +110,7 @@ class Trace:
             more = "" if not allowed else f" ({bad - 1:,} bad rows were skipped before it)"
             raise InputError(
                 f"{self._opening.source.path}, line {line}: {error}{more}; mend the row, or let "
-                f"bad rows go with --skip-bad {max(bad, 1)} or more"
+                f"bad rows go with --skip-bad {bad} or more"
             )
         self._tally.note("bad-row", f"a row was skipped: line {line}: {error}")
 
