@@ -41,7 +41,13 @@ from hybridplan.ledger.vllm.page import (
 )
 from hybridplan.ledger.vllm.rules import VersionRules
 from hybridplan.ledger.vllm.selection import Ask, select
-from hybridplan.ledger.vllm.states import GdnKernel, checkpoint_alignment, gdn_kernel, state_cache
+from hybridplan.ledger.vllm.states import (
+    GdnKernel,
+    check_replayssm,
+    checkpoint_alignment,
+    gdn_kernel,
+    state_cache,
+)
 
 _OWN_PASS = ("mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model")
 
@@ -94,12 +100,15 @@ def model_layers(
     if prefix_caching is None:
         prefix_caching = attends
     mode: CacheMode = "align" if states and prefix_caching else "none"
+    if options.replayssm_tokens:
+        check_replayssm(options, deployment.drafts, mode)
     builder = _Builder(spec, deployment, options, rules, mode)
     sites = [
         [site for layer in stage for site in builder.sites(layer)]
         for stage in pipeline_stages(spec.layers, deployment.pp, "vllm")
     ]
-    sites[-1] += [site for layer in drafts for site in builder.sites(layer, draft=True)]
+    part: names.Part = "mtp" if options.draft_layers is None else "drafter"
+    sites[-1] += [site for layer in drafts for site in builder.sites(layer, part)]
     layers: dict[str, LayerCache] = {}
     alignments = []
     for stage in sites:
@@ -211,7 +220,7 @@ class _Builder:
                 return select(self._ask(mixer))[1]
         return self.asked_dtype
 
-    def sites(self, layer: Layer, *, draft: bool = False) -> list[_Site]:
+    def sites(self, layer: Layer, part: names.Part = "target") -> list[_Site]:
         """The caches of one decoder layer, attention before states, an indexer before its layer."""
         held = layer_caches(layer, self.spec, self._stored_deployment())
         found: list[_Site] = []
@@ -222,10 +231,10 @@ class _Builder:
                     "modelled; no figure is given"
                 )
             if isinstance(mixer, Attention | LatentAttention):
-                found += self._attention(layer, mixer, held, draft)
+                found += self._attention(layer, mixer, held, part)
         for mixer in layer.mixers:
             if not isinstance(mixer, Attention | LatentAttention | GatedMemoryUnit):
-                found.append(self._state(layer, mixer, held, draft))
+                found.append(self._state(layer, mixer, held, part))
         return found
 
     def model_token_bytes(self) -> int:
@@ -294,13 +303,14 @@ class _Builder:
             heads=-(-mixer.heads // self.deployment.tp),
             nope_dim=mixer.nope_dim if isinstance(mixer, LatentAttention) else 0,
             block_tokens=options.block_tokens,
+            dcp=self.deployment.dcp,
         )
 
-    def _backend(self, mixer: Attention | LatentAttention, draft: bool) -> Backend:
+    def _backend(self, mixer: Attention | LatentAttention, part: names.Part) -> Backend:
         wanted = self.options.attention_backend
         if wanted is not None and ("MLA" in wanted) != isinstance(mixer, LatentAttention):
             wanted = None
-        backend, _ = select(self._ask(mixer, draft), wanted)
+        backend, _ = select(self._ask(mixer, part != "target"), wanted)
         smallest = self.options.kernel_block_tokens
         if smallest is not None:
             return replace(backend, kernel_blocks=(MultipleOf(smallest),))
@@ -311,17 +321,17 @@ class _Builder:
         return backend
 
     def _attention(
-        self, layer: Layer, mixer: Attention | LatentAttention, held: LayerCaches, draft: bool
+        self, layer: Layer, mixer: Attention | LatentAttention, held: LayerCaches, part: names.Part
     ) -> list[_Site]:
         found = []
         for cache in held.tokens:
             if cache.name == "index":
-                found += self._indexer(layer, mixer, cache, draft)
+                found += self._indexer(layer, mixer, cache, part)
         for cache in held.tokens:
             if cache.name in ("kv", "mla"):
-                name = names.cache_name(self.spec, layer, mixer, draft=draft)
-                backend = self._backend(mixer, draft)
-                found.append(_Site(name, self._page(cache, mixer, draft), backend))
+                name = names.cache_name(self.spec, layer, mixer, part)
+                backend = self._backend(mixer, part)
+                found.append(_Site(name, self._page(cache, mixer, part != "target"), backend))
         return found
 
     def _page(
@@ -357,11 +367,11 @@ class _Builder:
         layer: Layer,
         mixer: Attention | LatentAttention,
         cache: TokenCache,
-        draft: bool,
+        part: names.Part,
     ) -> list[_Site]:
         indexer = mixer.indexer
         assert indexer is not None
-        name = names.indexer_name(self.spec, layer, "k_cache", draft=draft)
+        name = names.indexer_name(self.spec, layer, "k_cache", part)
         keys = AttentionCache(
             kind="mla",
             block_tokens=indexer.tokens_per_entry,
@@ -370,7 +380,7 @@ class _Builder:
             dtype="uint8",
             tokens_per_entry=Fraction(cache.tokens_per_entry),
             role="indexer",
-            draft=draft,
+            draft=part != "target",
         )
         backend = table.indexer_backend(cache.tokens_per_entry, self.options.generation)
         found = [_Site(name, keys, backend)]
@@ -382,18 +392,18 @@ class _Builder:
                 key_dim=indexer.head_dim,
                 dtype="bfloat16",
                 dcp_sharded=False,
-                draft=draft,
+                draft=part != "target",
             )
-            tail = names.indexer_name(self.spec, layer, "tail_cache", draft=draft)
+            tail = names.indexer_name(self.spec, layer, "tail_cache", part)
             found.append(_Site(tail, ring, table.BACKENDS["KPOOL_TAIL"]))
         return found
 
-    def _state(self, layer: Layer, mixer: Mixer, held: LayerCaches, draft: bool) -> _Site:
+    def _state(self, layer: Layer, mixer: Mixer, held: LayerCaches, part: names.Part) -> _Site:
         cache = state_cache(
             mixer, layer, self.spec, self.deployment, self.options, self.rules, mode=self.mode
         )
-        name = names.cache_name(self.spec, layer, mixer, draft=draft)
-        return _Site(name, replace(cache, draft=draft))
+        name = names.cache_name(self.spec, layer, mixer, part)
+        return _Site(name, replace(cache, draft=part != "target"))
 
 
 def _ring_tokens(pool_tokens: int, drafts: int) -> int:

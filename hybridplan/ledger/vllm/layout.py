@@ -101,8 +101,8 @@ def strides(
 ) -> tuple[int, int]:
     """Bytes from one layer to the next and from one block to the next, in one tensor entry.
 
-    ``block_stride_bytes`` fixes the block stride. Raises RefusalError where a padded page would have
-    to be cut (layouts that interleave heads of several layers or blocks).
+    ``block_stride_bytes`` fixes the block stride. Raises RefusalError where a padded page would
+    have to be cut (layouts that interleave heads of several layers or blocks).
     """
     slots, entries, _ = _heads_entries_page(cache)
     content = cache.content_bytes // (slots * entries)

@@ -5,6 +5,8 @@ Source: the model classes of vLLM 0.32 and 0.33 (``model_executor/models``, ``mo
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from hybridplan.config.spec import Attention, LatentAttention, Layer, Mixer, ModelSpec
 
 _ATTENTION = {
@@ -21,28 +23,33 @@ _STATES = {
     "short_conv": "short_conv",
 }
 _INSIDE_MTP = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+_BACKBONE = ("mamba", "mamba2", "falcon_mamba")
+Part: TypeAlias = Literal["target", "mtp", "drafter"]
 
 
-def prefix(spec: ModelSpec, layer: Layer, *, draft: bool) -> str:
-    """Name of a decoder layer; a checkpoint's draft layers stand outside the target's module."""
-    if draft:
-        if spec.model_type.removesuffix("_text") in _INSIDE_MTP:
-            return f"mtp.layers.{layer.index - len(spec.layers)}"
+def prefix(spec: ModelSpec, layer: Layer, part: Part) -> str:
+    """Name of a decoder layer of the target, of its own MTP, or of a drafter given by hand."""
+    if part == "mtp" and spec.model_type.removesuffix("_text") in _INSIDE_MTP:
+        return f"mtp.layers.{layer.index - len(spec.layers)}"
+    if part != "target":
         return f"model.layers.{layer.index}"
+    if spec.model_type in _BACKBONE:
+        return f"backbone.layers.{layer.index}"
     outer = "language_model." if spec.architecture.endswith("ForConditionalGeneration") else ""
     return f"{outer}model.layers.{layer.index}"
 
 
-def cache_name(spec: ModelSpec, layer: Layer, mixer: Mixer, *, draft: bool = False) -> str:
+def cache_name(spec: ModelSpec, layer: Layer, mixer: Mixer, part: Part = "target") -> str:
     """Name of the module that keeps a mixer's KV, latent or state."""
-    base = prefix(spec, layer, draft=draft)
+    base = prefix(spec, layer, part)
     if isinstance(mixer, Attention | LatentAttention):
-        return f"{base}.{_ATTENTION.get(spec.model_type, 'self_attn.attn')}"
+        own = "self_attn.attn" if part == "drafter" else _ATTENTION.get(spec.model_type)
+        return f"{base}.{own or 'self_attn.attn'}"
     if spec.model_type == "falcon_h1":
         return f"model.{len(spec.layers) + layer.index}.mixer"
     return f"{base}.{_STATES.get(mixer.kind, 'mixer')}"
 
 
-def indexer_name(spec: ModelSpec, layer: Layer, part: str, *, draft: bool = False) -> str:
+def indexer_name(spec: ModelSpec, layer: Layer, cache: str, part: Part = "target") -> str:
     """Name of the indexer's key cache ("k_cache") or tail ring ("tail_cache")."""
-    return f"{prefix(spec, layer, draft=draft)}.self_attn.indexer.{part}"
+    return f"{prefix(spec, layer, part)}.self_attn.indexer.{cache}"

@@ -24,9 +24,10 @@ class VllmOptions:
     ``generation`` picks attention backends ("sm89" is Ada, "sm100" all of SM 10.x, "sm120" SM
     12.x). ``max_model_len``: None is the model's own, -1 lets vLLM shorten it until it fits.
     ``max_num_batched_tokens`` None is the library's default of 2048 (``vllm serve`` picks more on
-    large GPUs). ``max_num_seqs`` None is not checked against the pool. ``prefix_caching`` None:
-    vLLM's default for the model. ``block_tokens`` is ``--block-size``. ``attention_backend`` names
-    one of ``backends.BACKENDS`` for every attention layer that can take it;
+    large GPUs). ``max_num_seqs`` None is not checked against the pool. ``model_runner_v2`` False
+    is ``VLLM_USE_V2_MODEL_RUNNER=0``. ``prefix_caching`` None: vLLM's default for the model.
+    ``block_tokens`` is ``--block-size``. ``attention_backend`` names one of
+    ``backends.BACKENDS`` for every attention layer that can take it;
     ``kernel_block_tokens`` overrides its smallest block. ``gdn_prefill`` as
     ``--gdn-prefill-backend``. ``draft_layers``: the drafter's layers where the checkpoint carries
     none (EAGLE, DFlash), ``draft_method`` what kind it is. ``replayssm_tokens`` is the length of
@@ -39,6 +40,7 @@ class VllmOptions:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     async_scheduling: bool = True
+    model_runner_v2: bool = True
     prefix_caching: bool | None = None
     prefix_match_unit: int | None = None
     block_tokens: int | None = None

@@ -166,7 +166,9 @@ def request_limits(
 
     Source: ``VllmConfig.max_concurrent_batches``, ``max_in_flight_tokens``.
     """
-    batches = deployment.pp + (1 if options.async_scheduling else 0)
+    batches = deployment.pp
+    if options.async_scheduling and (options.model_runner_v2 or deployment.pp == 1):
+        batches += 1
     in_flight = batches * options.batched_tokens
     return RequestLimits(max_model_len, in_flight, deployment.dcp, mode)
 

@@ -26,6 +26,12 @@ _GENERATIONS: dict[str, tuple[Generation, ...]] = {
     "FLASHINFER_MLA_SPARSE_SM120": ("sm120",),
     "FLASHINFER_MLA_SPARSE": ("sm100",),
 }
+_WITHOUT_DCP = (
+    "TRITON_ATTN",
+    "FLEX_ATTENTION",
+    "FLASH_ATTN_MLA_SPARSE",
+    "FLASHINFER_MLA_SPARSE_SM90",
+)
 _FLASH_ATTN_4 = ("sm90", "sm100")
 _UNQUANTISED = ("auto", "bfloat16", "float16")
 _FP8 = ("fp8",)
@@ -36,7 +42,7 @@ class Ask:
     """What a layer needs: its model's dtype, the KV dtype, the width of a head or latent.
 
     ``heads`` are query heads per rank; ``nope_dim`` of MLA; ``block_tokens`` is the user's
-    ``--block-size`` or None.
+    ``--block-size`` or None; ``dcp`` the ranks that share a context.
     """
 
     generation: Generation
@@ -51,6 +57,7 @@ class Ask:
     heads: int = 0
     nope_dim: int = 0
     block_tokens: int | None = None
+    dcp: int = 1
 
     @property
     def quantised(self) -> bool:
@@ -126,6 +133,8 @@ def refusal(name: str, ask: Ask) -> str | None:
         return f"takes blocks of {backend.smallest_tokens} tokens and multiples, not {block}"
     if ask.generation not in _GENERATIONS.get(name, (ask.generation,)):
         return f"is not for {ask.generation}"
+    if ask.dcp > 1 and name in _WITHOUT_DCP:
+        return "shares no context over DCP ranks"
     if ("MLA" in name) != ask.latent:
         return "serves MLA only" if "MLA" in name else "serves no MLA"
     if ask.latent:
@@ -199,6 +208,8 @@ def _refuses_sparse(name: str, ask: Ask) -> str | None:
     if name == "FLASHMLA_SPARSE":
         if ask.width == 512 and (ask.rope or ask.generation != "sm90" or dtype == "fp8"):
             return "latent width 512 is served without rope on SM 9.0 only, and not as fp8"
+        if ask.dcp > 1 and not ask.quantised:
+            return "shares a context over DCP ranks in fp8_ds_mla only"
         if dtype == "nvfp4_ds_mla" and ask.generation != "sm100":
             return "nvfp4_ds_mla needs SM 10.x"
     if name == "FLASHINFER_MLA_SPARSE" and ask.nope_dim not in ((128, 192) if ask.rope else (256,)):

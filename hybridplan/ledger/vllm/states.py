@@ -20,8 +20,10 @@ from hybridplan.ledger.vllm.rules import VersionRules
 
 GDN_CHECKPOINT_TOKENS = 64
 KDA_CHECKPOINT_TOKENS = 16
+FLASHINFER_REPLAY_TOKENS = 16
 _KDA_HEAD_DIM = 128
 _FLASHINFER_GDN_KEY_DIM = 128
+_REPLAYSSM_MODELS = ("nemotron_h",)
 UNSUPPORTED = ("rglru", "rwkv7")
 
 
@@ -45,6 +47,8 @@ def state_cache(
         raise RefusalError(
             f"{spec.name}: vLLM {rules.version} has no state cache for {mixer.kind} layers"
         )
+    if isinstance(mixer, Mamba2):
+        _check_groups(mixer, spec, deployment)
     if isinstance(mixer, KimiDelta) and ignores_state_dtype(spec, model_level=model_level):
         deployment = replace(deployment, state_dtype=None)
     held = layer_caches(replace(layer, mixers=(mixer,)), spec, deployment).states
@@ -53,9 +57,9 @@ def state_cache(
     dtypes = [state.dtype for state in ordered]
     speculative = deployment.drafts
     if options.replayssm_tokens:
-        if not isinstance(mixer, Mamba2):
+        if not isinstance(mixer, Mamba2) or spec.model_type not in _REPLAYSSM_MODELS:
             raise RefusalError(
-                f"ReplaySSM is for Mamba-2 layers; {spec.name} has {mixer.kind} layers"
+                f"vLLM offers ReplaySSM for {', '.join(_REPLAYSSM_MODELS)}, not {spec.model_type}"
             )
         shapes += _replay_rings(mixer, deployment, options, rules)
         dtypes += [model_dtype(spec, deployment), "float32", model_dtype(spec, deployment)]
@@ -72,6 +76,34 @@ def state_cache(
     )
 
 
+def check_replayssm(options: VllmOptions, drafts: int, mode: CacheMode) -> None:
+    """Raise RefusalError for what vLLM's config check refuses of ``--use-replayssm``."""
+    tokens = options.replayssm_tokens
+    if not options.replayssm_flashinfer:
+        if drafts:
+            raise RefusalError(
+                f"ReplaySSM with {drafts} drafts needs the FlashInfer backend, not Triton's"
+            )
+        if options.model_runner_v2:
+            raise RefusalError(
+                "Triton's ReplaySSM needs model runner V1; use the FlashInfer backend or "
+                "VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        return
+    if tokens > FLASHINFER_REPLAY_TOKENS:
+        raise RefusalError(
+            f"FlashInfer's ReplaySSM ring is {tokens} tokens long; it holds up to "
+            f"{FLASHINFER_REPLAY_TOKENS}"
+        )
+    if mode == "align":
+        raise RefusalError("FlashInfer's ReplaySSM has no prefix caching; turn prefix caching off")
+    if drafts and tokens < 1 + drafts:
+        raise RefusalError(
+            f"a ReplaySSM ring of {tokens} tokens does not hold a verify window of {1 + drafts}; "
+            f"make it {1 + drafts} or longer"
+        )
+
+
 def ignores_state_dtype(spec: ModelSpec, *, model_level: bool) -> bool:
     """Whether KDA keeps float32 whatever ``--mamba-ssm-cache-dtype`` says.
 
@@ -80,6 +112,14 @@ def ignores_state_dtype(spec: ModelSpec, *, model_level: bool) -> bool:
     if spec.model_type.startswith("glm5_next"):
         return False
     return not (model_level and spec.model_type == "kimi_linear")
+
+
+def _check_groups(mixer: Mamba2, spec: ModelSpec, deployment: Deployment) -> None:
+    if mixer.groups % deployment.tp and mixer.groups != 1:
+        raise RefusalError(
+            f"{spec.name} has {mixer.groups} Mamba-2 groups, which tp {deployment.tp} does not "
+            "divide; vLLM repeats groups over ranks only where there is one"
+        )
 
 
 def _replay_rings(

@@ -83,7 +83,8 @@ def _options(case: dict[str, Any]) -> VllmOptions:
         block_drop=not speculative.get("disable_eagle_block_drop", False),
         lookahead_hashes=not speculative.get("disable_lookahead_block_hashes", False),
         hybrid_manager=not args.get("disable_hybrid_kv_cache_manager", False),
-        replayssm_tokens=args.get("replayssm_buffer_len", 0),
+        replayssm_tokens=args.get("replayssm_buffer_len", 16) if args.get("use_replayssm") else 0,
+        replayssm_flashinfer=args.get("mamba_backend") == "flashinfer",
         num_gpu_blocks_override=args.get("num_gpu_blocks_override"),
         available_bytes_per_rank=tuple(available) if isinstance(available, list) else (),
     )

@@ -238,8 +238,9 @@ def test_old_logs_print_tokens_and_concurrency_apart() -> None:
 
 
 def test_replayssm_adds_its_rings_to_the_state_and_keeps_no_draft_states() -> None:
-    plain = plan("nemotron-3-nano-30b-a3b-bf16", 40, max_model_len=65536)
-    ring = plan("nemotron-3-nano-30b-a3b-bf16", 40, max_model_len=65536, replayssm_tokens=16)
+    asked = {"max_model_len": 65536, "model_runner_v2": False}
+    plain = plan("nemotron-3-nano-30b-a3b-bf16", 40, **asked)
+    ring = plan("nemotron-3-nano-30b-a3b-bf16", 40, replayssm_tokens=16, **asked)
     heads, head_dim, groups, state = 64, 64, 8, 128
     added = 16 * (heads * head_dim * 2 + heads * 4 + groups * state * 2)
     assert ring.alignment is not None
