@@ -7,11 +7,7 @@ belong to the plan, not here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import prod
-from typing import Literal, TypeAlias
 
 from hybridplan.config.spec import (
     RGLRU,
@@ -20,127 +16,39 @@ from hybridplan.config.spec import (
     CompressedAttention,
     GatedDeltaNet,
     GatedMemoryUnit,
-    Indexer,
     KimiDelta,
     LatentAttention,
     Layer,
     Lightning,
     Mamba1,
     Mamba2,
-    Mixer,
     ModelSpec,
     Recurrent,
     ShortConv,
-    Window,
 )
 from hybridplan.errors import InputError
 from hybridplan.ledger import conventions
 from hybridplan.ledger.deployment import Deployment
-from hybridplan.ledger.dtypes import element_bytes
-from hybridplan.ledger.kv_formats import head_bytes, latent_bytes, quantised_index_bytes
+from hybridplan.ledger.held import LayerCaches, State, TokenCache, number, token_rate
+from hybridplan.ledger.kv_formats import head_bytes, latent_bytes
 from hybridplan.ledger.sharding import kv_heads_per_rank, split
+from hybridplan.ledger.sparse import (
+    compressed_caches,
+    compressor_states,
+    index_caches,
+    tail_ring,
+)
 
-CacheName: TypeAlias = Literal["kv", "mla", "index", "compressed"]
-StateName: TypeAlias = Literal["state", "conv", "token_shift", "tail_ring"]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCache:
-    """A cache that grows with the sequence, as one rank holds it in one layer.
-
-    ``heads`` x (``key_dim`` + ``value_dim``) elements make an entry (MLA: 1 head, value_dim 0).
-    ``bytes_per_entry`` includes scales of packed formats. ``copies`` ranks of the tensor parallel
-    group hold the same bytes. ``window_tokens`` bounds the tokens held; ``sink_tokens`` are held
-    besides (learnt prefixes). ``context_ranks`` share the tokens (DCP).
-    """
-
-    name: CacheName
-    heads: int
-    key_dim: int
-    value_dim: int
-    dtype: str
-    bytes_per_entry: int
-    tokens_per_entry: int = 1
-    window: Window | None = None
-    window_tokens: int | None = None
-    sink_tokens: int = 0
-    copies: int = 1
-    context_ranks: int = 1
-    step_tokens: int = 1
-
-    @property
-    def elements_per_entry(self) -> int:
-        """Elements of one entry on this rank, scales left out."""
-        return self.heads * (self.key_dim + self.value_dim)
-
-    def held_tokens(self, tokens: int) -> int:
-        """Tokens this rank keeps of a sequence of ``tokens`` (the fullest DCP rank)."""
-        held = -(-tokens // self.step_tokens) * self.step_tokens
-        if self.window_tokens is not None:
-            held = min(held, self.window_tokens)
-        return -(-(held + self.sink_tokens) // self.context_ranks)
-
-    def bytes(self, tokens: int) -> int:
-        """Bytes of a sequence of ``tokens``; an unfinished entry is not stored yet."""
-        return self.held_tokens(tokens) // self.tokens_per_entry * self.bytes_per_entry
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A fixed-size tensor per request, as one rank holds it in one layer.
-
-    ``copies`` ranks hold the same bytes. ``checkpointed`` False: not part of a cached prefix.
-    """
-
-    name: StateName
-    shape: tuple[int, ...]
-    dtype: str
-    copies: int = 1
-    checkpointed: bool = True
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.elements * element_bytes(self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCaches:
-    """All one layer keeps between steps. ``reads_layer``: it reads that layer's KV, stores none."""
-
-    index: int
-    kinds: tuple[str, ...]
-    tokens: tuple[TokenCache, ...]
-    states: tuple[State, ...]
-    reads_layer: int | None = None
-
-    def token_bytes(self, tokens: int) -> int:
-        """Bytes of the per-token caches for a sequence of ``tokens``."""
-        return sum(cache.bytes(tokens) for cache in self.tokens)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of everything that does not grow."""
-        return sum(state.bytes for state in self.states)
-
-
-def number(value: Fraction) -> float:
-    """An int where the fraction is one."""
-    return value.numerator if value.denominator == 1 else float(value)
-
-
-def token_rate(layers: Sequence[LayerCaches], *, windowed: bool | None = None) -> float:
-    """Bytes a token adds on one rank: in all caches, or in those with (without) a window."""
-    rate = Fraction(0)
-    for layer in layers:
-        for cache in layer.tokens:
-            if windowed is None or (cache.window_tokens is not None) == windowed:
-                share = cache.tokens_per_entry * cache.context_ranks
-                rate += Fraction(cache.bytes_per_entry, share)
-    return number(rate)
+__all__ = [
+    "LayerCaches",
+    "State",
+    "TokenCache",
+    "draft_caches",
+    "layer_caches",
+    "model_caches",
+    "number",
+    "token_rate",
+]
 
 
 def model_caches(spec: ModelSpec, deployment: Deployment) -> tuple[LayerCaches, ...]:
@@ -170,10 +78,12 @@ def layer_caches(layer: Layer, spec: ModelSpec, deployment: Deployment) -> Layer
         elif isinstance(mixer, LatentAttention):
             tokens += _latent(mixer, spec, deployment)
         elif isinstance(mixer, CompressedAttention):
-            tokens += _compressed(mixer, spec, deployment)
+            split(mixer.heads, deployment.tp, "attention heads")
+            tokens += compressed_caches(mixer, spec, deployment)
+            states += compressor_states(mixer, deployment)
         elif not isinstance(mixer, GatedMemoryUnit):
             states += _recurrent(mixer, spec, deployment)
-        states += _tail_ring(mixer, deployment)
+        states += tail_ring(mixer, deployment)
     kinds = tuple(mixer.kind for mixer in layer.mixers)
     return LayerCaches(layer.index, kinds, tuple(tokens), tuple(states), reads)
 
@@ -205,7 +115,7 @@ def _attention(mixer: Attention, spec: ModelSpec, deployment: Deployment) -> lis
         context_ranks=dcp,
         step_tokens=conventions.growth_step_tokens(deployment),
     )
-    return [kv, *_index(mixer.indexer, spec, deployment)]
+    return [kv, *index_caches(mixer.indexer, spec, deployment)]
 
 
 def _latent(mixer: LatentAttention, spec: ModelSpec, deployment: Deployment) -> list[TokenCache]:
@@ -223,81 +133,7 @@ def _latent(mixer: LatentAttention, spec: ModelSpec, deployment: Deployment) -> 
         context_ranks=deployment.dcp,
         step_tokens=conventions.growth_step_tokens(deployment),
     )
-    return [latent, *_index(mixer.indexer, spec, deployment)]
-
-
-def _compressed(
-    mixer: CompressedAttention, spec: ModelSpec, deployment: Deployment
-) -> list[TokenCache]:
-    split(mixer.heads, deployment.tp, "attention heads")
-    dtype = conventions.kv_dtype(spec, deployment)
-    entry_bytes = latent_bytes(mixer.head_dim, dtype)
-    window = Window("sliding", mixer.window_tokens)
-    caches = [
-        TokenCache(
-            "kv",
-            1,
-            mixer.head_dim,
-            0,
-            dtype,
-            entry_bytes,
-            window=window,
-            window_tokens=conventions.window_tokens(window, deployment),
-            copies=deployment.tp,
-        )
-    ]
-    if mixer.compress_ratio and mixer.kv_owned:
-        caches.append(
-            TokenCache(
-                "compressed",
-                1,
-                mixer.head_dim,
-                0,
-                dtype,
-                entry_bytes,
-                tokens_per_entry=mixer.compress_ratio,
-                copies=deployment.tp,
-            )
-        )
-    return caches + _index(mixer.indexer, spec, deployment)
-
-
-def _index(indexer: Indexer | None, spec: ModelSpec, deployment: Deployment) -> list[TokenCache]:
-    """Index keys: fp8 with a scale in the serving engines, plain model dtype in the others."""
-    if indexer is None or not indexer.owned:
-        return []
-    if deployment.engine in ("vllm", "sglang"):
-        dtype, key_bytes = "uint8", quantised_index_bytes(indexer.head_dim)
-    else:
-        dtype = conventions.model_dtype(spec, deployment)
-        key_bytes = indexer.head_dim * element_bytes(dtype)
-    return [
-        TokenCache(
-            "index",
-            indexer.key_heads,
-            indexer.head_dim,
-            0,
-            dtype,
-            indexer.key_heads * key_bytes,
-            tokens_per_entry=indexer.tokens_per_entry,
-            copies=deployment.tp // deployment.dcp,
-            context_ranks=deployment.dcp,
-            step_tokens=conventions.growth_step_tokens(deployment),
-        )
-    ]
-
-
-def _tail_ring(mixer: Mixer, deployment: Deployment) -> list[State]:
-    """The ring where tokens of an unfinished index pool wait: key and gate, bf16 (vllm.md 1.1)."""
-    indexer = getattr(mixer, "indexer", None)
-    if indexer is None or not (indexer.owned and indexer.tail_ring):
-        return []
-    pool = indexer.tokens_per_entry
-    pools = 1
-    while pools * pool < pool + deployment.drafts:
-        pools *= 2
-    shape = (2, pools * pool, indexer.head_dim)
-    return [State("tail_ring", shape, "bfloat16", deployment.tp, checkpointed=False)]
+    return [latent, *index_caches(mixer.indexer, spec, deployment, latent=True)]
 
 
 @dataclass(frozen=True, slots=True)

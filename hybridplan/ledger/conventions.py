@@ -45,6 +45,17 @@ def kv_dtype(spec: ModelSpec, deployment: Deployment) -> str:
     return model_dtype(spec, deployment)
 
 
+def compressed_kv_dtype(spec: ModelSpec, deployment: Deployment) -> str:
+    """As ``kv_dtype``; the serving engines pack DeepSeek-V4 rows unless told otherwise.
+
+    vLLM does so with FlashMLA (SM90) and FlashInfer on SM120; on SM100 its rows are plain.
+    """
+    if deployment.engine not in ("vllm", "sglang"):
+        return kv_dtype(spec, deployment)
+    chosen = kv_dtype(spec, deployment) if deployment.kv_dtype else "fp8_ds_mla"
+    return "fp8_ds_mla" if chosen.startswith("float8") else chosen
+
+
 def conv_dtype(spec: ModelSpec, deployment: Deployment) -> str:
     """The user's, else float32 (llama.cpp), bfloat16 (SGLang), the model's (the others)."""
     if deployment.conv_dtype is not None:
@@ -71,7 +82,7 @@ def state_dtype(spec: ModelSpec, mixer: Recurrent, deployment: Deployment) -> st
         return _vllm_state_dtype(spec, mixer, deployment)
     if engine == "sglang":
         return canonical(spec.state_dtype or "float32")
-    if engine == "mlx":
+    if engine == "mlx" or (engine == "transformers" and mixer.kind == "lightning"):
         return model_dtype(spec, deployment)
     return "float32"
 
@@ -89,10 +100,10 @@ def _vllm_state_dtype(spec: ModelSpec, mixer: Recurrent, deployment: Deployment)
 def conv_columns(kernel: int, mixer_kind: str, deployment: Deployment) -> int:
     """Columns of a convolution window kept between steps.
 
-    transformers keeps all K inputs. vLLM keeps K - 1 and widens the window by the drafts, but not
-    for Mamba-1; SGLang keeps the strip for drafts outside the slot.
+    transformers keeps all K inputs, but for RG-LRU. vLLM keeps K - 1 and widens the window by the
+    drafts, but not for Mamba-1; SGLang keeps the strip for drafts outside the slot.
     """
-    if deployment.engine == "transformers":
+    if deployment.engine == "transformers" and mixer_kind != "rglru":
         return kernel
     widened = deployment.engine == "vllm" and mixer_kind != "mamba1"
     return kernel - 1 + (deployment.drafts if widened else 0)

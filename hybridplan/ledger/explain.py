@@ -197,8 +197,7 @@ def _token_figures(chain: _Chain) -> list[tuple[str, bool]]:
             row = "row_bytes" if packed else "(kv_lora_rank + rope_dim) * element_bytes"
             formula = f"layers * {row}"
         else:
-            row = "row_bytes" if cache.dtype in PACKED else "head_dim * element_bytes"
-            formula = f"layers * {row}"
+            formula = "layers * row_bytes"
         if cache.tokens_per_entry > 1:
             formula += " / tokens_per_entry"
         if cache.context_ranks > 1:
@@ -253,7 +252,7 @@ def _state_figures(chain: _Chain) -> dict[str, list[str]]:
 def _columns(mixer: Mixer, deployment: Deployment) -> Input:
     kernel = getattr(mixer, "conv_kernel", 0)
     columns = conv_columns(kernel, mixer.kind, deployment)
-    if deployment.engine == "transformers":
+    if columns == kernel:
         return Input("columns", columns, f"K = {kernel}: transformers keeps all K inputs")
     wider = columns - (kernel - 1)
     drafts = f", + {wider} drafts" if wider else ""

@@ -11,6 +11,7 @@ from hybridplan.ledger.dtypes import canonical, element_bytes
 _SCALES_BYTES = 8  # one fp32 scale for K and one for V, per token and head
 _PER_TOKEN_HEAD_BITS = {"int8_per_token_head": 8, "fp8_per_token_head": 8, "int4_per_token_head": 4}
 _LATENT_ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+_COMPRESSED_ROW_BYTES = 584
 _GGML_BLOCK_ELEMENTS = 32
 _GGML_BLOCK_BYTES = {"q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18, "iq4_nl": 18}
 _INDEX_SCALE_ELEMENTS = 128  # one fp32 scale for this many fp8 index elements
@@ -59,6 +60,13 @@ def latent_bytes(width: int, dtype: str) -> int:
             f"fp8 or fp8_ds_mla fit it"
         )
     return width * element_bytes(dtype)
+
+
+def compressed_row_bytes(head_dim: int, dtype: str) -> int:
+    """Bytes of one DeepSeek-V4 row, K = V; fp8_ds_mla is 448 fp8 + 64 bf16 + 8 of scales."""
+    if dtype == "fp8_ds_mla":
+        return _COMPRESSED_ROW_BYTES
+    return latent_bytes(head_dim, dtype)
 
 
 def quantised_index_bytes(head_dim: int) -> int:

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("engine", "state_bytes", "conv_bytes", "crossover_tokens"),
+    "engine, state_bytes, conv_bytes, crossover_tokens",
     [
         pytest.param("transformers", 18 * MIB, 864 << 10, 536, id="transformers-K-columns"),
         pytest.param("vllm", 18 * MIB, 648 << 10, 530, id="vllm-K-1-columns"),
@@ -55,7 +55,7 @@ FLEET = [
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_bytes", "state_bytes", "state_dtype"), FLEET, ids=[row[0] for row in FLEET]
+    "name, kv_bytes, state_bytes, state_dtype", FLEET, ids=[row[0] for row in FLEET]
 )
 def test_kv_and_state_under_vllm(
     name: str, kv_bytes: int, state_bytes: int, state_dtype: str | None
@@ -67,7 +67,8 @@ def test_kv_and_state_under_vllm(
 
 
 @pytest.mark.parametrize(
-    ("tp", "layer_bytes"), [pytest.param(1, 4_341_760, id="tp1"), pytest.param(8, 542_720, id="tp8")]
+    "tp, layer_bytes",
+    [pytest.param(1, 4_341_760, id="tp1"), pytest.param(8, 542_720, id="tp8")],
 )
 def test_glm_flash(tp: int, layer_bytes: int) -> None:
     account = ledger(load("glm-5.3-flash"), Deployment(tp=tp))
@@ -100,7 +101,9 @@ ILLUSTRATIVE_ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("tokens", "dense_mib", "hybrid_mib"), ILLUSTRATIVE_ROWS, ids=[str(r[0]) for r in ILLUSTRATIVE_ROWS]
+    "tokens, dense_mib, hybrid_mib",
+    ILLUSTRATIVE_ROWS,
+    ids=[str(r[0]) for r in ILLUSTRATIVE_ROWS],
 )
 def test_illustrative_contexts(tokens: int, dense_mib: int, hybrid_mib: int) -> None:
     account = ledger(load("illustrative-48"), contexts=[tokens])
@@ -118,7 +121,7 @@ def test_illustrative_checkpoints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mib"),
+    "name, mib",
     [
         pytest.param("qwen3.5-27b", 149.625, id="27b-logged-as-RS-buffer"),
         pytest.param("qwen3.5-35b-a3b", 62.8125, id="35b-a3b-checkpoint-intercept"),
@@ -144,7 +147,7 @@ MLX_SNAPSHOTS = [
 
 
 @pytest.mark.parametrize(
-    ("tokens", "snapshot_bytes"), MLX_SNAPSHOTS, ids=[str(row[0]) for row in MLX_SNAPSHOTS]
+    "tokens, snapshot_bytes", MLX_SNAPSHOTS, ids=[str(row[0]) for row in MLX_SNAPSHOTS]
 )
 def test_mlx_snapshot(tokens: int, snapshot_bytes: int) -> None:
     """Saved prompt snapshots of Qwen3.8-27B (case G02)."""
@@ -170,7 +173,7 @@ def test_sglang_tokens_per_slot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "tp", "layer_bytes"),
+    "kv_dtype, tp, layer_bytes",
     [
         pytest.param("int8_per_token_head", 2, 1_040, id="int8-scales-27b-tp2-H03"),
         pytest.param("fp8_per_token_head", 1, 2_080, id="fp8-scales-27b-tp1-A07"),
@@ -185,9 +188,7 @@ def test_scaled_kv_formats(kv_dtype: str, tp: int, layer_bytes: int) -> None:
 def test_qwen3_next_transfer_and_offload() -> None:
     """Break-even length and state shares of the specification on moving state (sections 5, 6)."""
     spec = load("qwen3-next-80b-a3b-instruct")
-    account = ledger(
-        spec, Deployment(state_dtype="float32"), checkpoint_every=[528, 2048, 8192]
-    )
+    account = ledger(spec, Deployment(state_dtype="float32"), checkpoint_every=[528, 2048, 8192])
     assert account.transfer.break_even_tokens == 3_144
     share = {cost.every_tokens: cost.state_share for cost in account.checkpoints.costs}
     assert {tokens: f"{share[tokens]:.1%}" for tokens in (528, 2048, 8192)} == {
