@@ -45,15 +45,20 @@ def _fact(fact: Fact, value: str) -> str:
     return f"{value}, {_HOW[fact.how]}{why}"
 
 
-def _grid() -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
-    return grid
+class _Grid:
+    """Titled lines; values are plain text, whatever brackets a trace's names hold."""
+
+    def __init__(self) -> None:
+        self.table = Table.grid(padding=(0, 2))
+        self.table.add_column(style="bold", no_wrap=True)
+        self.table.add_column()
+
+    def add_row(self, title: str, value: str) -> None:
+        self.table.add_row(title, Text(value))
 
 
 def _reading(info: TraceInfo) -> Table:
-    grid = _grid()
+    grid = _Grid()
     if info.unit_tokens is None:
         grid.add_row("Prefix ids", "none; nothing tells which prompts start alike")
     else:
@@ -78,7 +83,7 @@ def _reading(info: TraceInfo) -> Table:
         grid.add_row("Inputs", _fact(info.inputs, info.inputs.value))
     if info.outputs.why or info.outputs.how == "given":
         grid.add_row("Outputs", _fact(info.outputs, info.outputs.value))
-    return grid
+    return grid.table
 
 
 def _lengths(statistics: TraceStatistics) -> Table:
@@ -101,7 +106,7 @@ def _lengths(statistics: TraceStatistics) -> Table:
 
 def _answers(summary: TraceSummary) -> Table:
     statistics = summary.statistics
-    grid = _grid()
+    grid = _Grid()
     if statistics.duration_s is not None:
         rate = f"{statistics.duration_s:,.1f} s"
         if statistics.requests_per_s is not None and statistics.input_tokens_per_s is not None:
@@ -117,7 +122,7 @@ def _answers(summary: TraceSummary) -> Table:
     if statistics.reuse is not None:
         for title, line in _reuse(statistics.reuse, summary.unit_tokens):
             grid.add_row(title, line)
-    return grid
+    return grid.table
 
 
 def _reuse(reuse: Reuse, unit_tokens: int | None) -> Iterator[tuple[str, str]]:

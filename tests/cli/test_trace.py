@@ -72,6 +72,17 @@ def test_text_trace_prints_its_estimate_and_its_warnings(
     assert run(["trace", path, "--tokens-per-char", "0.25", "--order", "time"]) == 0
 
 
+def test_brackets_in_names_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "[bold] trace.csv"
+    path.write_text("input_length,output_length\n1,2\n")
+    assert run(["trace", str(path)]) == 0
+    assert "[bold] trace.csv" in capsys.readouterr().out
+    path.write_text('{"hybridplan_trace": 1, "facts": {"sessions": "[/x]", "inputs": "[red]"}}\n'
+                    '{"request_id": "a", "input_tokens": 1, "output_tokens": 1}\n')  # fmt: skip
+    assert run(["trace", str(path)]) == 0
+    assert "[/x]" in capsys.readouterr().out
+
+
 def test_convert_then_describe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "out.jsonl.gz"
     source = str(DATA / "weka_cc_traces_excerpt.jsonl.gz")
