@@ -50,7 +50,7 @@ def download_config(repo: str) -> Path:
 
     Honours HF_ENDPOINT and HF_TOKEN. Raises MissingExtraError, and InputError when the hub refuses.
     """
-    # Telemetry on, the library would also ask the hub which coding agent runs it; one file was meant.
+    # Telemetry would make the library fetch a list of coding agents too; one file was meant.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         from huggingface_hub import hf_hub_download
