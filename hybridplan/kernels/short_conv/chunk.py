@@ -20,9 +20,9 @@ from hybridplan.kernels.common.spans import spans_of
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 
 CHUNK_TOKENS = 32
-CHANNELS = 128
-WARPS = 4
-MOST_TAPS = 8
+CHANNELS = 512
+WARPS = 2
+MOST_TAPS = 4
 _PASSED = checks.Passed()
 
 
@@ -73,26 +73,55 @@ def _convolve(
         return
     origin = tl.load(read_slots + n)
     old = pool + origin.to(tl.int64) * stride_slot
-    old_end = tl.where((origin >= 0) & (origin < pool_slots), bos, bos - WINDOW)
-    t = first + tl.arange(0, BT)
-    inside = (t < end)[:, None] & in_c[None, :]
-    acc = tl.zeros([BT, BC], tl.float32)
+    known = (origin >= 0) & (origin < pool_slots)
+    old_end = tl.where(known, bos, bos - WINDOW)
+    old_channels = tl.where(known, C, 0)
+    # the window slides down the tokens in registers: each input is read once
+    before = first.to(tl.int64) * stride_x
+    x1 = tl.zeros([BC], tl.float32)
+    x2 = tl.zeros([BC], tl.float32)
+    x3 = tl.zeros([BC], tl.float32)
+    if first > bos:
+        x1 = tl.load(x + before - stride_x + oc, mask=in_c, other=0.0).to(tl.float32)
+        if W > 2:
+            x2 = tl.load(x + before - 2 * stride_x + oc, mask=in_c, other=0.0).to(tl.float32)
+        if W > 3:
+            x3 = tl.load(x + before - 3 * stride_x + oc, mask=in_c, other=0.0).to(tl.float32)
+    else:
+        held = oc < old_channels
+        x1 = tl.load(old + (W - 2) * C + oc, mask=held, other=0.0).to(tl.float32)
+        if W > 2:
+            x2 = tl.load(old + (W - 3) * C + oc, mask=held, other=0.0).to(tl.float32)
+        if W > 3:
+            x3 = tl.load(old + oc, mask=held, other=0.0).to(tl.float32)
+    taps = weight + oc * W
+    w0 = tl.load(taps + W - 1, mask=in_c, other=0.0).to(tl.float32)
+    w1 = tl.load(taps + W - 2, mask=in_c, other=0.0).to(tl.float32)
+    w2 = w1
+    w3 = w1
+    if W > 2:
+        w2 = tl.load(taps + W - 3, mask=in_c, other=0.0).to(tl.float32)
+    if W > 3:
+        w3 = tl.load(taps, mask=in_c, other=0.0).to(tl.float32)
+    start = tl.zeros([BC], tl.float32)
     if HAS_BIAS:
-        acc += tl.load(bias + oc, mask=in_c, other=0.0).to(tl.float32)[None, :]
-    for i in tl.static_range(W):
-        row = t - (WINDOW - i)
-        tap = tl.load(weight + oc * W + i, mask=in_c, other=0.0).to(tl.float32)
-        at = x + row.to(tl.int64)[:, None] * stride_x + oc[None, :]
-        seen = tl.load(at, mask=inside & (row >= bos)[:, None], other=0.0).to(tl.float32)
-        if first == bos:
-            at_old = old + (row - bos + WINDOW)[:, None] * C + oc[None, :]
-            earlier = tl.load(at_old, mask=inside & (row < old_end)[:, None], other=0.0)
-            seen += earlier.to(tl.float32)
-        acc += seen * tap[None, :]
-    if SILU:
-        acc = acc * tl.sigmoid(acc)
-    at_y = y + t.to(tl.int64)[:, None] * C + oc[None, :]
-    tl.store(at_y, acc.to(y.dtype.element_ty), mask=inside)
+        start = tl.load(bias + oc, mask=in_c, other=0.0).to(tl.float32)
+    for i in tl.static_range(BT):
+        inside = oc < tl.where(first + i < end, C, 0)
+        at = before + i * stride_x
+        x0 = tl.load(x + at + oc, mask=inside, other=0.0).to(tl.float32)
+        acc = start + w0 * x0 + w1 * x1
+        if W > 2:
+            acc += w2 * x2
+        if W > 3:
+            acc += w3 * x3
+        if SILU:
+            acc = acc * tl.sigmoid(acc)
+        at_y = y + (first + i).to(tl.int64) * C + oc
+        tl.store(at_y, acc.to(y.dtype.element_ty), mask=inside)
+        x3 = x2
+        x2 = x1
+        x1 = x0
     if first == bos:
         place = tl.arange(0, WP)
         wanted = (place < WINDOW)[:, None] & in_c[None, :]
@@ -133,7 +162,7 @@ def chunk_prefill(
     """Run N packed sequences; returns y [T, C] and writes each final window into ``pool``.
 
     x [T, C]: bf16, fp16 or fp32, rows may be slices of a wider row. weight [C, W]: newest token
-    last, W from 2 to 8; bias [C] or None, in weight's dtype. SiLU follows if ``activation``.
+    last, W from 2 to 4; bias [C] or None, in weight's dtype. SiLU follows if ``activation``.
     pool: [slots, W - 1, C], each request's last W - 1 inputs, oldest first; fp32, fp16 or bf16.
     cu_seqlens, slots, read_slots, exports (here of windows), trust_ids and what is raised: as
     :func:`hybridplan.kernels.scalar_decay.chunk.chunk_prefill`.

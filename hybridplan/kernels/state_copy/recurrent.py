@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
 
-PIECE_BYTES = 16384
-WARPS = 8
+PIECE_BYTES = 65536
+WARPS = 16
 _COLUMNS = tl.constexpr(8)
 
 

@@ -46,7 +46,7 @@ class Case:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("W", [2, 3, 4, 8])
+@pytest.mark.parametrize("W", [2, 3, 4])
 def test_prefill_matches_fp64(device, W, dtype):
     case = Case(device, [1, 70, 0, 2, 32], 40, W, dtype)
     pool = case.pool.clone()
@@ -156,7 +156,7 @@ def test_permuting_requests_permutes_results(device):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        ({"weight": torch.ones(40, 9)}, "9 taps"),
+        ({"weight": torch.ones(40, 5)}, "5 taps"),
         ({"weight": torch.ones(39, 4)}, "weight has shape"),
         ({"bias": torch.ones(40, dtype=torch.float16)}, "bias is float16"),
         ({"pool": torch.ones(5, 4, 40)}, "pool has shape"),

@@ -27,7 +27,7 @@ def ids(device, slots):
 
 LAYERS = {
     "gdn": [((2, 16, 16), torch.float32), ((3, 40), torch.bfloat16)] * 2,
-    "several-pieces": [((5000,), torch.float32), ((9000,), torch.bfloat16)],
+    "several-pieces": [((40000,), torch.float32), ((50000,), torch.bfloat16)],
     "odd-bf16": [((7,), torch.bfloat16)],
     "odd-bytes": [((5,), torch.float8_e4m3fn), ((4,), torch.float32)],
 }
