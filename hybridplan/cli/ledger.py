@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from hybridplan.cli.common import JsonFlag, print_json, print_report
+from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
+from hybridplan.ledger.account import default_contexts
 from hybridplan.ledger.account import ledger as account
 from hybridplan.ledger.deployment import Deployment, parse_engine
 from hybridplan.ledger.explain import select
@@ -62,13 +64,19 @@ def _ledger(
     deployment = Deployment(name, version, tp, pp, dcp, kv_dtype, state_dtype, conv_dtype, drafts)
     lengths = [_tokens(text, "--context") for text in context or ()]
     spacings = [_tokens(text, "--checkpoint-every") for text in checkpoint_every or ()]
-    ledgers = [_account(model, deployment, lengths, spacings, download) for model in models]
+    specs = [_load(model, download) for model in models]
+    if compare and not lengths:
+        stated = [spec.max_tokens for spec in specs if spec.max_tokens]
+        lengths = list(default_contexts(min(stated, default=0)))
+    ledgers = [
+        account(spec, deployment, contexts=lengths, checkpoint_every=spacings) for spec in specs
+    ]
     if plot is not None:
         from hybridplan.report.plot import curve_contexts, memory_against_context
 
         longest = max(line.tokens for ledger in ledgers for line in ledger.contexts)
         lengths = list(curve_contexts(longest))
-        curves = [_account(model, deployment, lengths, [], download) for model in models]
+        curves = [account(spec, deployment, contexts=lengths) for spec in specs]
         memory_against_context(curves, plot)
     if compare:
         _answer_comparison(ledgers, json)
@@ -76,13 +84,10 @@ def _ledger(
         _answer(ledgers[0], explain, json)
 
 
-def _account(
-    model: str, deployment: Deployment, lengths: list[int], spacings: list[int], download: bool
-) -> Ledger:
+def _load(model: str, download: bool) -> ModelSpec:
     from hybridplan.config.find import load
 
-    spec = load(model, download=download)
-    return account(spec, deployment, contexts=lengths, checkpoint_every=spacings)
+    return load(model, download=download)
 
 
 def _answer(ledger: Ledger, explain: str | None, as_json: bool) -> None:

@@ -42,8 +42,10 @@ from hybridplan.ledger.result import (
 from hybridplan.ledger.sharding import pipeline_stages
 from hybridplan.ledger.speculation import speculation
 from hybridplan.ledger.transfer import transfer
+from hybridplan.ledger.weights import weights
 
 _FIRST_CONTEXT_TOKENS = 512
+_UNBOUNDED_TOKENS = 262_144
 
 
 def ledger(
@@ -78,6 +80,7 @@ def ledger(
         checkpoints(caches, spacings),
         speculation(spec, deployment),
         transfer(caches, lengths, spacings),
+        weights(spec),
         _stages(caches, deployment, max(lengths)),
         _replicated(caches, deployment),
         tuple(
@@ -98,7 +101,11 @@ def ledger(
 
 
 def default_contexts(max_tokens: int) -> tuple[int, ...]:
-    """512, 2048, ... up to the model's maximum, which is always the last."""
+    """512, 2048, ... up to the model's maximum, which is always the last.
+
+    A maximum of 0 (a recurrent model states none) counts as 262,144.
+    """
+    max_tokens = max_tokens or _UNBOUNDED_TOKENS
     lengths = []
     tokens = _FIRST_CONTEXT_TOKENS
     while tokens < max_tokens:

@@ -133,6 +133,7 @@ def figures(spec: ModelSpec, ledger: Ledger, deployment: Deployment) -> dict[str
     tokens = _token_figures(chain)
     states = _state_figures(chain)
     _sums(chain, ledger, tokens, states)
+    _weights(chain, ledger)
     return chain.figures
 
 
@@ -299,6 +300,19 @@ def _sums(
             (chain.figure_input("request_bytes"),),
             "bisected over n, with windows and unfinished entries counted as the engine does",
         )
+
+
+def _weights(chain: _Chain, ledger: Ledger) -> None:
+    held = ledger.weights
+    source = "shapes of the model class, stored as the checkpoint says"
+    for name, unit in (("params", "elements"), ("bytes", "bytes")):
+        parts = tuple(
+            Input(part.name, getattr(part, name), f"{part.name}, {held.method}", "derived")
+            for part in held.components
+        )
+        total = held.total_params if name == "params" else held.total_bytes
+        formula = " + ".join(part.name for part in parts) or "0"
+        chain.add(f"weight_{name}", total, unit, formula, parts, source)
 
 
 def _closed_forms(chain: _Chain, ledger: Ledger) -> None:

@@ -15,6 +15,7 @@ from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.figure import Figure
 from hybridplan.ledger.speculation import Speculation
 from hybridplan.ledger.transfer import Transfer
+from hybridplan.ledger.weights import Weights
 
 SCHEMA_VERSION = 1
 
@@ -151,6 +152,7 @@ class Ledger:
     checkpoints: Checkpoints
     speculation: Speculation
     transfer: Transfer
+    weights: Weights
     stages: tuple[Stage, ...]
     replicated: tuple[str, ...]
     layers: tuple[LayerLine, ...]

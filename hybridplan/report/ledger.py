@@ -45,7 +45,8 @@ def _head(ledger: Ledger) -> Text:
     text.append(model.name, style="bold")
     text.append(f"  {layers(model.layers)}: {model.pattern}")
     text.append(f"  ({legend})\n", style="dim")
-    text.append(f"{_deployment(ledger)}; {model.model_type}, up to {model.max_tokens:,} tokens")
+    longest = f"up to {model.max_tokens:,} tokens" if model.max_tokens else "no stated maximum"
+    text.append(f"{_deployment(ledger)}; {model.model_type}, {longest}")
     if model.confidence:
         text.append(f"; config: {model.confidence}", style="dim")
     return text
@@ -223,7 +224,18 @@ def _costs(ledger: Ledger) -> Iterator[RenderableType]:
             f"{kept.tokens:,} tokens with {kept.states:,} states: {size(kept.host_bytes)}, "
             f"{kept.state_share or 0:.1%} of it states",
         )
+    grid.add_row("Weights", _weights(ledger))
     yield grid
+
+
+def _weights(ledger: Ledger) -> str:
+    held = ledger.weights
+    largest = sorted(held.components, key=lambda part: -part.bytes)
+    parts = ", ".join(f"{part.name} {size(part.bytes)}" for part in largest if part.bytes)
+    return (
+        f"{held.method} {size(held.total_bytes)}: {parts}; {count(held.params)} parameters, "
+        f"{count(held.active_params)} of them active for a token"
+    )
 
 
 def _stages(ledger: Ledger) -> Iterator[RenderableType]:
@@ -243,7 +255,7 @@ def _stages(ledger: Ledger) -> Iterator[RenderableType]:
 
 
 def _notes(ledger: Ledger) -> Iterator[RenderableType]:
-    for note in ledger.model.notes:
+    for note in (*ledger.model.notes, *ledger.weights.notes):
         yield Padding(Text(f"note: {note}", style="dim"), (0, 0))
 
 
@@ -255,6 +267,9 @@ def _comparison_rows(ledgers: Sequence[Ledger]) -> Iterator[tuple[str, list[str]
     yield "state", [size(ledger.per_request.state_bytes) for ledger in ledgers]
     yield "conv", [size(ledger.per_request.conv_bytes) for ledger in ledgers]
     yield "a request holds", [size(ledger.per_request.bytes) for ledger in ledgers]
+    yield "parameters", [count(ledger.weights.params) for ledger in ledgers]
+    yield "active per token", [count(ledger.weights.active_params) for ledger in ledgers]
+    yield "weights", [size(ledger.weights.total_bytes) for ledger in ledgers]
     yield "crossover, tokens", [_or_none(ledger.crossover.tokens) for ledger in ledgers]
     yield "break-even, tokens", [_or_none(ledger.transfer.break_even_tokens) for ledger in ledgers]
     lengths = list(dict.fromkeys(line.tokens for line in ledgers[0].contexts))
