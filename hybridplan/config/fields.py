@@ -17,6 +17,7 @@ from hybridplan.errors import ConfigError
 MOST_LAYERS = 4096
 MOST_SIZE = 1 << 40
 MOST_LIST = 65536
+LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +186,9 @@ class Fields:
                 f"{self.at(key)} has {len(values)} entries but the model has {layers} layers"
             )
 
-    def layer_count(self, *keys: str, absent: Absent | None = None) -> int:
-        return self.whole("model.layers", *keys, most=MOST_LAYERS, absent=absent)
+    def layer_count(self, absent: Absent | None = None) -> int:
+        """The number of layers, under whichever of its names the file uses."""
+        return self.whole("model.layers", *LAYER_COUNT_KEYS, most=MOST_LAYERS, absent=absent)
 
     def agree(self, what: str, one: str, first: object, two: str, second: object) -> None:
         """Insist that two sources of one fact agree; the error names both keys."""

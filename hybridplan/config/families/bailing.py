@@ -21,7 +21,7 @@ KINDS = {"full_attention": "full", "attention": "full", "linear_attention": "lin
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = _layer_kinds(f, count)
     hidden = common.hidden_size(f)
     is_kda = f.has("short_conv_kernel_size") or any(key.startswith("kda_") for key in f.data)

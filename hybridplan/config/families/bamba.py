@@ -9,7 +9,7 @@ from hybridplan.config.spec import ModelSpec, Source
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     if "attn_layer_indices" not in f.data:
         raise f.missing("attn_layer_indices")
     full = f.wholes("attn_layer_indices", most=count - 1) if f.has("attn_layer_indices") else []

@@ -26,6 +26,7 @@ CONTEXT_KEYS = (
     "seq_length",
     "n_positions",
 )
+TOPK_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
 DTYPE_ABSENT = Absent("bfloat16", "no dtype or torch_dtype in the file: bfloat16, as engines take")
 
 
@@ -215,7 +216,7 @@ def moe(
     f: Fields,
     *,
     experts: tuple[str, ...],
-    topk: tuple[str, ...] = ("num_experts_per_tok", "num_experts_per_token"),
+    topk: tuple[str, ...] = TOPK_KEYS,
     width: tuple[str, ...] = ("moe_intermediate_size",),
     shared_intermediate: int = 0,
     matrices: int = 3,

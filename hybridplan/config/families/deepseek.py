@@ -13,7 +13,7 @@ INDEXED = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     f.record("model.pattern", "num_hidden_layers alone: MLA in every layer")
     hy4 = kind == "hy_v4"
     gate = hy4 and f.flag("mla.output_gate", "gated_mla", False)

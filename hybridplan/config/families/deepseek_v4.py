@@ -17,7 +17,7 @@ WORDS = {
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``compress_ratios`` (0: window only), or layer_types with compress_rates."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     drafts = common.draft_count(f, "num_nextn_predict_layers")
     ratios = _ratios(f, count, drafts)
     kv_owners = _owners(f, "kv_source_layer_ids", count, ratios)

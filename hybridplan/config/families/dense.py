@@ -12,7 +12,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 def read(f: Fields, root: Fields) -> ModelSpec:
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
     qwen = kind.startswith("qwen")
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     mistral = not qwen and kind != "llama"
     kinds, window = windows(f, count, switch=qwen, always=mistral)
     shape = {

@@ -10,7 +10,7 @@ from hybridplan.config.spec import MLP, ModelSpec
 def read(f: Fields, root: Fields) -> ModelSpec:
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
     qwen = kind.startswith("qwen")
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds, window = dense.windows(f, count, switch=qwen, always=kind == "mixtral")
     glm = kind == "glm4_moe"
     bias = f.flag("attention.qkv_bias", "attention_bias", kind == "qwen2_moe")

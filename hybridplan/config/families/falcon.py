@@ -9,7 +9,7 @@ from hybridplan.config.spec import Attention, DenseMLP, ModelSpec
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """KV heads: ``num_kv_heads`` in the new decoder, else 1 with ``multi_query``, else all."""
-    count = f.layer_count("num_hidden_layers", "n_layer")
+    count = f.layer_count()
     f.record("model.pattern", "model_type falcon: full attention in every layer")
     hidden = common.hidden_size(f)
     heads = f.whole("attention.heads", "num_attention_heads", "n_head", most=1 << 16)

@@ -10,7 +10,7 @@ from hybridplan.config.spec import ModelSpec
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``mamba_d_ssm`` is the inner width; mamba_expand is not (3B: 4,096, not 5,120)."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     f.record("model.pattern", "model_type falcon_h1: both mixers in every layer")
     gated = f.flag("mamba2.gated_norm", "mamba_rms_norm", False)
     bias = f.flag("attention.qkv_bias", "attention_bias", False)

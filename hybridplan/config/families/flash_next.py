@@ -16,7 +16,7 @@ QSA_KEYS = (
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     hidden = common.hidden_size(f)
     kinds = gdn.layer_kinds(f, count)
     full = common.attention(

@@ -12,7 +12,7 @@ KINDS = {"linear_attention": "gdn", "full_attention": "full", "attention": "full
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``layer_types`` when given, else ``full_attention_interval``; both must agree."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = layer_kinds(f, count)
     olmo = f.data.get("model_type") == "olmo_hybrid"
     gdn = mixer(f)

@@ -16,7 +16,7 @@ CONTEXT = {
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``layer_types``, else every ``sliding_window_pattern``-th layer is global (Gemma-2: 2nd)."""
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = _layer_kinds(f, count, kind)
     three = kind.startswith("gemma3")
     window = common.sliding(f) if "sliding" in kinds else None

@@ -13,7 +13,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """The last ``num_kv_shared_layers`` read the KV of the last own layer of their kind."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = common.listed(f, "layer_types", KINDS, count)
     three = "n" in str(f.data.get("model_type") or root.data.get("model_type"))[:7]
     window = common.sliding(f) if "sliding" in kinds else None

@@ -17,7 +17,7 @@ KINDS = {
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``linear_attn_config`` and ``layer_types`` both name the layers and must agree."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     linear = f.section("linear_attn_config")
     kinds = kda.layer_kinds(f, linear, count, KINDS)
     delta = kda.mixer(linear)

@@ -12,7 +12,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = common.listed(f, "layer_types", KINDS, count)
     bias = f.flag("attention.qkv_bias", "attention_bias", True)
     window = common.sliding(f) if "sliding" in kinds else None

@@ -11,7 +11,7 @@ KINDS = {"mamba": "mamba", "attention": "full", "full_attention": "full"}
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     key = "layer_types" if f.has("layer_types") else "layers_block_type"
     kinds = common.listed(f, key, KINDS, count)
     bias = f.flag("attention.qkv_bias", "attention_bias", False)

@@ -11,7 +11,7 @@ from hybridplan.config.spec import Attention, Layer, Mamba1, ModelSpec, Source
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``global_attn_idx`` are full, the rest windowed; meta tokens precede every prompt."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     if f.has("layer_type"):
         common.listed(f, "layer_type", {"h": "hybrid"}, count)
     full = set(f.wholes("global_attn_idx", most=count - 1))

@@ -8,7 +8,7 @@ from hybridplan.config.spec import MLP, Mamba1, Mixer, ModelSpec
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = _cycle(f, count, "attn_layer", "full", "mamba", "model.pattern")
     if f.has("layers_block_type"):
         words = {"mamba": "mamba", "attention": "full"}

@@ -10,7 +10,7 @@ KINDS = {"linear_attention": "kda", "kda": "kda", "full_attention": "mla", "atte
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     linear = f.section("linear_attn_config")
     kinds = layer_kinds(f, linear, count, KINDS)
     kda = mixer(linear)

@@ -12,7 +12,7 @@ KINDS = {"conv": "conv", "full_attention": "full", "sliding_attention": "sliding
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``layer_types`` in later files, ``full_attn_idxs`` in the first; both must agree."""
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = _layer_kinds(f, count)
     hidden = common.hidden_size(f)
     conv = ShortConv(

@@ -11,7 +11,7 @@ KINDS = {"full_attention": "full", "chunked_attention": "chunked"}
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``no_rope_layers`` (1 = rotary, hence chunked), or the interval, or ``layer_types``."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = _layer_kinds(f, count)
     window = None
     if "chunked" in kinds:

@@ -11,7 +11,7 @@ NO_CONTEXT = Absent(0, "no context length: the state does not grow", "derived")
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
-    count = f.layer_count("num_hidden_layers", "n_layer")
+    count = f.layer_count()
     f.record("model.pattern", f"model_type {kind}: a Mamba mixer in every layer")
     mixer: Mixer = _mamba2(f) if kind == "mamba2" else _mamba1(f, kind)
     return common.model(

@@ -12,7 +12,7 @@ from hybridplan.config.spec import Mamba1, Mamba2, Mixer, ModelSpec
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """Only stacks without attention; the vocabulary is padded up to the stated multiple."""
-    count = f.layer_count("n_layer")
+    count = f.layer_count()
     if f.has("attn_layer_idx") and f.items("attn_layer_idx"):
         raise f.fail(
             f"{f.at('attn_layer_idx')} names attention layers, whose sizes in attn_cfg are not read"

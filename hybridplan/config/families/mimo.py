@@ -11,7 +11,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """In ``hybrid_layer_pattern`` 0 is full and 1 sliding; nothing here is recurrent."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = _layer_kinds(f, count)
     full = _attention(
         f, "", None, sinks=f.flag("mimo.full_sinks", "add_full_attention_sink_bias", False)

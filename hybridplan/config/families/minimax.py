@@ -11,7 +11,7 @@ KINDS = {"linear_attention": "linear", "full_attention": "full"}
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """0 is lightning and 1 softmax; transformers' own files say it in ``layer_types``."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = layer_kinds(f, count)
     heads = f.whole("lightning.heads", "num_attention_heads", most=1 << 16)
     linear = Lightning(heads, common.head_width(f, "lightning.head_dim", heads, "head_dim"))

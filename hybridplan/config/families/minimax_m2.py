@@ -11,7 +11,7 @@ from hybridplan.config.spec import MLP, Attention, Indexer, Layer, ModelSpec
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``attn_type_list`` of an M2 is all 1; a 0 there would be a model this class cannot run."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     if f.has("attn_type_list") and "linear" in minimax.layer_kinds(f, count):
         raise f.fail(f"{f.at('attn_type_list')} names lightning layers, which M2 does not have")
     f.record("model.pattern", "num_hidden_layers alone: full attention in every layer")

@@ -47,8 +47,9 @@ def _slots(f: Fields) -> tuple[list[str], list[str]]:
     if f.has("hybrid_override_pattern"):
         kinds, drafts = parse_pattern(f, "hybrid_override_pattern")
         named.append(("hybrid_override_pattern", kinds))
-    if f.has("layers_block_type"):
-        named.append(("layers_block_type", common.listed(f, "layers_block_type", WORDS, None)))
+    for key in ("layers_block_type", "layer_types"):
+        if f.has(key):
+            named.append((key, common.listed(f, key, WORDS, None)))
     if not named:
         raise f.missing("hybrid_override_pattern", "layers_block_type")
     key, kinds = named[0]
@@ -56,9 +57,7 @@ def _slots(f: Fields) -> tuple[list[str], list[str]]:
         f.agree("the layers", key, kinds, other, listed)
     if not kinds:
         raise f.fail(f"{f.at(key)} is empty")
-    count = f.layer_count(
-        "num_hidden_layers", absent=Absent(len(kinds), f"entries of {f.at(key)}", "derived")
-    )
+    count = f.layer_count(Absent(len(kinds), f"entries of {f.at(key)}", "derived"))
     f.per_layer(key, count, kinds)
     f.sources["model.pattern"] = Source(f.at(key))
     return kinds, drafts

@@ -16,7 +16,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
 
     Behind them GMUs gate the last Mamba's output and cross-attention reads the full layer's KV.
     """
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     per = f.whole("model.pattern", "mb_per_layer", most=1 << 16)
     if per != 2 or count % 4:
         raise f.fail(

@@ -8,7 +8,7 @@ from hybridplan.config.spec import Mamba2, Mixer, ModelSpec, Window
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     full = set(f.wholes("full_attention_idx")) if f.has("full_attention_idx") else set()
     kinds = [
         "mamba" if is_mamba else "full" if i in full else "windowed"

@@ -11,7 +11,7 @@ KINDS = {"recurrent": "recurrent", "attention": "attention"}
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``block_types`` is shorter than the stack and repeats."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     keys = ("block_types", "_block_types", "layers_block_type")
     key = next((k for k in keys if f.has(k)), keys[0])
     cycle = common.listed(f, key, KINDS, None)

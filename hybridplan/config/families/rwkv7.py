@@ -10,7 +10,7 @@ LORAS = ("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_ran
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     if f.has("attn"):
         raise f.fail(f"{f.at('attn')} adds attention layers to RWKV-7, which is not read")
     f.record("model.pattern", "model_type rwkv7: the same mixer in every layer")

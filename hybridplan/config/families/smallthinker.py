@@ -9,7 +9,7 @@ from hybridplan.config.spec import MLP, ModelSpec, Source
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """In ``sliding_window_layout`` 1 is sliding."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     flags = f.wholes("sliding_window_layout", most=1)
     f.per_layer("sliding_window_layout", count, flags)
     f.sources["model.pattern"] = Source(f.at("sliding_window_layout"))

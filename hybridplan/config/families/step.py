@@ -13,7 +13,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """Sliding layers may have other head counts (``attention_other_setting``)."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     drafts = common.draft_count(f, "num_nextn_predict_layers", "num_mtp_layers")
     words = f.words("layer_types")
     listed = len(words) if len(words) == count + drafts else count

@@ -18,7 +18,7 @@ KINDS = {
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """``layers_block_type`` (or layer_types) and ``hybrid_layer_ids`` must agree."""
-    count = f.layer_count("num_hidden_layers")
+    count = f.layer_count()
     kinds = _layer_kinds(f, count)
     attention = _attention(f)
     if f.flag("zamba2.attention_adapter", "use_shared_attention_adapter", False):
@@ -96,7 +96,9 @@ def _attention(f: Fields) -> Attention:
 
 def _mamba(f: Fields) -> Mamba2:
     heads = f.whole("mamba2.heads", "n_mamba_heads", most=1 << 20)
-    inner = f.whole("mamba2.expand", "mamba_expand", most=1024) * common.hidden_size(f)
+    inner = f.whole(
+        "mamba2.expand", "mamba_expand", "expansion_factor", most=1024
+    ) * common.hidden_size(f)
     width = f.whole("mamba2.head_dim", "mamba_headdim", most=1 << 20)
     if heads * width != inner:
         raise f.fail(
@@ -106,9 +108,9 @@ def _mamba(f: Fields) -> Mamba2:
     return Mamba2(
         heads=heads,
         head_dim=width,
-        state_dim=f.whole("mamba2.state_dim", "mamba_d_state", most=1 << 20),
-        groups=f.whole("mamba2.groups", "mamba_ngroups", most=1 << 16),
-        conv_kernel=f.whole("mamba2.conv_kernel", "mamba_d_conv", most=1024),
+        state_dim=f.whole("mamba2.state_dim", "mamba_d_state", "state_size", most=1 << 20),
+        groups=f.whole("mamba2.groups", "mamba_ngroups", "mamba_num_groups", most=1 << 16),
+        conv_kernel=f.whole("mamba2.conv_kernel", "mamba_d_conv", "conv_dimension", most=1024),
         conv_bias=f.flag("mamba2.conv_bias", "use_conv_bias", True),
         proj_bias=f.flag("mamba2.proj_bias", "add_bias_linear", False),
     )

@@ -12,7 +12,7 @@ CODE = "absent from this format: a constant of Zyphra's Zamba2 code, as its late
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     """The format leaves the Mamba-2 head width, group count and MLP ratio to the code."""
-    count = f.layer_count("num_layers")
+    count = f.layer_count()
     kinds = common.listed(f, "layer_mapping", KINDS, count)
     hidden = common.hidden_size(f)
     inner = hidden * f.whole("mamba2.expand", "expansion_factor", most=1024)
