@@ -120,9 +120,11 @@ class Replay:
 
     def _run(self) -> Iterator[RequestOutcome]:
         engine = self.engine
+        in_flight = self.arrival.in_flight if isinstance(self.arrival, Closed) else None
         idle = 0
         while True:
-            yield from self._admit_ready()
+            if in_flight is None or self._open < in_flight:
+                yield from self._admit_ready()
             if not self._open:
                 if self._exhausted and self._next is None and not self._held:
                     break

@@ -44,6 +44,8 @@ class SpecSet:
     group: VllmGroup
     members: tuple[int, ...]
     drops: bool
+    is_full: bool
+    is_mamba: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +80,26 @@ class Coordinator:
                 self.managers[member].drops = spec_set.drops
         self.acting: Seq | None = None
         """The request whose tables changed last."""
-        self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
+        self._is_single = len(config.groups) == 1
+        self._drops = bool(config.dropping_groups)
+        # Offering the same prefix again publishes nothing new, but 0.32 marks a tail afresh and a
+        # dropping group or a late hash looks past the offer.
+        self._is_idempotent = (
+            config.version != "0.32" and not self._drops and not config.hash_lookahead_tokens
+        )
+        self.no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
 
     def new_step(self) -> None:
+        """Forget what the previous step published."""
         for manager in self.managers:
-            manager.new_step()
+            if manager.published_this_step:
+                manager.published_this_step.clear()
 
     def lookup(self, seq: Seq) -> Lookup:
         """Longest usable prefix of ``seq``; at least its last token is left to compute."""
         cap = seq.num_tokens - 1
         if not self.config.prefix_caching:
-            return Lookup(self._no_blocks, 0, 0, 0, 0)
+            return Lookup(self.no_blocks, 0, 0, 0, 0)
         if len(self.config.groups) == 1:
             found, hit, matched = self._find(self.sets[0], seq, cap, drop=self.sets[0].drops)
             return Lookup((found[0],), hit, 0, hit, matched)
@@ -100,7 +111,7 @@ class Coordinator:
         stored = [0] * len(self.config.groups)
         verified: set[int] = set()
         sets = self.sets
-        single_pass = len(sets) == 2 and sets[0].group.kind.is_full_attention
+        single_pass = len(sets) == 2 and sets[0].is_full
         hit, longest = cap, 0
         kv_hit = kv_matched = cap
         first_pass = True
@@ -108,13 +119,13 @@ class Coordinator:
             current = hit
             for index, spec_set in enumerate(sets):
                 lead = spec_set.members[0]
-                is_full = spec_set.group.kind.is_full_attention
+                is_full = spec_set.is_full
                 if is_full and tables[lead] is not None:
                     current = min(current, stored[lead])
                     continue
                 drop = spec_set.drops and index not in verified
                 limit = current
-                if drop and not spec_set.group.kind.is_mamba:
+                if drop and not spec_set.is_mamba:
                     limit = min(
                         current + self._drop_margin(spec_set.group),
                         seq.num_keys * self.config.hash_block_tokens,
@@ -138,7 +149,7 @@ class Coordinator:
             if single_pass:
                 break
         for spec_set in sets:
-            if spec_set.group.kind.is_full_attention:
+            if spec_set.is_full:
                 keep = ceil_div(hit, spec_set.group.block_tokens)
                 for member in spec_set.members:
                     blocks_of = tables[member]
@@ -161,7 +172,7 @@ class Coordinator:
         unit, block = self.config.hash_block_tokens, group.block_tokens
         single = len(self.config.groups) == 1
         alignment = block if single else self.config.hit_alignment_tokens
-        if group.kind.is_full_attention:
+        if spec_set.is_full:
             return find_full(
                 pool, members, keys, num_keys,
                 max_tokens=max_tokens, block=block, alignment=alignment, unit=unit, drop=drop,
@@ -186,15 +197,17 @@ class Coordinator:
 
     def publish(self, seq: Seq, tokens: int) -> None:
         """``cache_blocks``: offer each group the prefix a later hit could match."""
-        config = self.config
         self.acting = seq
+        offered = tokens if self._is_single else self._aligned(tokens)
+        if offered == seq.offered and self._is_idempotent:
+            return
+        seq.offered = offered
         boundaries = replay_boundaries(
-            seq.num_prompt, config.scheduler_block_tokens, drops=bool(config.dropping_groups)
+            seq.num_prompt, self.config.scheduler_block_tokens, drops=self._drops
         )
-        if len(config.groups) == 1:
+        if self._is_single:
             self.managers[0].publish(seq, tokens, boundaries)
             return
-        offered = self._aligned(tokens)
         for manager in self.managers:
             reach = offered
             if manager.drops and offered > 0:
@@ -211,6 +224,7 @@ class Coordinator:
             manager.release(seq, processed)
 
     def free(self, seq: Seq) -> None:
+        seq.offered = -1
         for manager in self.managers:
             manager.free(seq)
 
@@ -257,8 +271,10 @@ def _spec_sets(config: VllmCacheConfig) -> tuple[SpecSet, ...]:
             config.groups[indices[0]],
             tuple(indices),
             any(index in config.dropping_groups for index in indices),
+            config.groups[indices[0]].kind.is_full_attention,
+            config.groups[indices[0]].kind.is_mamba,
         )
         for indices in members.values()
     ]
-    sets.sort(key=lambda spec_set: not spec_set.group.kind.is_full_attention)
+    sets.sort(key=lambda spec_set: not spec_set.is_full)
     return tuple(sets)

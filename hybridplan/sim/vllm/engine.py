@@ -58,7 +58,6 @@ class VllmEngine:
         self._queue: deque[Step] = deque()
         self._announce_finished = False
         self._serial = 0
-        self._last: Step | None = None
         self._steady = False
 
     @property
@@ -222,14 +221,25 @@ class VllmEngine:
                 part.seq.drafts = 0 if part.seq.is_prefill_chunk else count
 
     def _note_steady(self, plan: Step | None, changes: int, finished: list[Sequence]) -> None:
-        """A step that changed nothing but counters will repeat until a request nears an edge."""
-        self._last = plan
+        """Whether the next step is sure to repeat this one but for counters.
+
+        With requests waiting, or steps in flight, one step must be seen to change nothing.
+        """
         self._steady = (
             self._skipping
             and plan is not None
-            and not finished
-            and self.pool.changes == changes
             and not self.config.draft_tokens
+            and (
+                self._repeats(plan, changes, finished)
+                if self.scheduler.waiting or self.config.async_depth > 1
+                else len(self.scheduler.running) <= self.config.max_batched_tokens
+            )
+        )
+
+    def _repeats(self, plan: Step, changes: int, finished: list[Sequence]) -> bool:
+        return (
+            not finished
+            and self.pool.changes == changes
             and not plan.admitted
             and not plan.preempted
             and len(plan.parts) == len(self.scheduler.running) == plan.tokens
@@ -238,31 +248,22 @@ class VllmEngine:
 
     def skippable_steps(self) -> int:
         """Steps from here on that are sure to repeat the last one."""
-        if not self._steady or self._last is None or not self._last.parts:
+        if not self._steady or not self.scheduler.running:
             return 0
-        margin = self.config.async_depth
-        steps = None
-        for part in self._last.parts:
-            seq = part.seq
-            ahead = min(
-                seq.quiet_end - seq.computed,
-                seq.stop_at - seq.num_tokens - 1 - 2 * (margin - 1),
-                self._key_room(seq),
-            )
-            steps = ahead if steps is None else min(steps, ahead)
-        return max(steps or 0, 0)
-
-    def _key_room(self, seq: Sequence) -> int:
-        """Tokens that can be appended before the request gets another hash."""
-        if not self.config.prefix_caching:
-            return seq.max_tokens
-        return (seq.num_keys + 1) * seq.hash_tokens + seq.lookahead - seq.num_tokens - 1
+        late = 2 * (self.config.async_depth - 1)
+        steps = self.config.max_model_len
+        for seq in self.scheduler.running:
+            ahead = min(seq.quiet_end - seq.computed, seq.stop_at - seq.num_tokens - 1 - late)
+            if ahead <= 0:
+                return 0
+            steps = min(steps, ahead)
+        return steps
 
     def skip(self, steps: int) -> None:
         """Repeat the last step ``steps`` times at once; at most ``skippable_steps()``."""
-        if self._last is None:
-            return
-        for part in self._last.parts:
-            part.seq.computed += steps
-            part.seq.num_tokens += steps
+        for seq in self.scheduler.running:
+            seq.computed += steps
+            seq.num_tokens += steps
+            if seq.num_tokens - seq.lookahead >= (seq.num_keys + 1) * seq.hash_tokens:
+                seq.update_keys()
         self.step_index += steps

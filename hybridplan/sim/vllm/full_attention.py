@@ -15,10 +15,11 @@ class FullAttentionManager(GroupManager):
     """Keeps every block; publishes the prompt's tail when hashes are finer than blocks."""
 
     def publish(self, seq: Seq, tokens: int, boundaries: Sequence[int]) -> None:
-        super().publish(seq, tokens, boundaries)
         unit = self.hash_tokens
         if self.block == unit:
+            self._publish_full(seq, tokens)
             return
+        super().publish(seq, tokens, boundaries)
         limit = seq.num_prompt - (0 if self.drops else 1)
         position = min(limit // unit, seq.num_keys) * unit
         if position <= 0 or position > tokens or position % self.block == 0:
@@ -36,6 +37,21 @@ class FullAttentionManager(GroupManager):
         ):
             pool.unpublish(block)
         pool.publish(block, self.index, key, position)
+
+    def _publish_full(self, seq: Seq, tokens: int) -> None:
+        """Hashes as coarse as blocks: new full blocks carry no key yet."""
+        table = seq.tables[self.index]
+        start = table.num_published or 0
+        full = min(tokens // self.block, seq.num_keys)
+        if start < full:
+            self.pool.publish_run(
+                table.blocks[start:full],
+                self.index,
+                seq.keys[start:full],
+                (start + 1) * self.block,
+                self.block,
+            )
+            table.num_published = full
 
 
 def find_full(

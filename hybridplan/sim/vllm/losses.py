@@ -27,38 +27,25 @@ class LossLedger:
         self._config = scheduler.config
         groups = len(self._config.groups)
         self._gone: list[dict[Key, LossCause]] = [{} for _ in range(groups)]
-        scheduler.pool.sinks.append(self)
+        scheduler.pool.on_evict.append(self.evicted)
         for spec_set in scheduler.coordinator.sets:
             scheduler.coordinator.managers[spec_set.members[0]].on_skip = self.skipped
 
-    def published(self, block: int, group: int, key: Key, position_tokens: int) -> None:
-        self._gone[group].pop(key, None)
-
-    def evicted(self, block: int, keys: list[tuple[int, Key]], *, overwritten: bool) -> None:
+    def evicted(self, block: int, keys: list[tuple[int, Key]], overwritten: bool) -> None:
         cause = LossCause.OVERWRITTEN if overwritten else LossCause.EVICTED
         cached = self._scheduler.pool.cached
         for group, key in keys:
             if key not in cached[group]:
                 self._gone[group][key] = cause
 
-    def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None:
-        return
-
-    def skipped(
-        self, seq: Sequence, group: int, key: Key, position_tokens: int, had_state: bool
-    ) -> None:
-        """A full column was not published: it held nothing, or retention left it out."""
+    def skipped(self, seq: Sequence, group: int, key: Key, position_tokens: int) -> None:
+        """A full block existed and retention left it out."""
         gone = self._gone[group]
         if key in gone or key in self._scheduler.pool.cached[group]:
             return
-        if not self._config.groups[group].kind.is_mamba:
-            gone[key] = LossCause.NOT_RETAINED if had_state else LossCause.OUT_OF_WINDOW
-        elif not had_state:
-            gone[key] = LossCause.NO_CHUNK_END
-        elif position_tokens > seq.num_prompt:
-            gone[key] = LossCause.DECODE_STATE
-        else:
-            gone[key] = LossCause.NOT_RETAINED
+        decoding = position_tokens > seq.num_prompt
+        is_state = self._config.groups[group].kind.is_mamba
+        gone[key] = LossCause.DECODE_STATE if is_state and decoding else LossCause.NOT_RETAINED
 
     def explain(self, seq: Sequence, lookup: Lookup, ceiling: int) -> Counter[LossCause]:
         """Causes of ``ceiling - lookup.hit_tokens``, in tokens. Call at the first admission."""
@@ -92,7 +79,7 @@ class LossLedger:
 
     def _explain_kv(self, seq: Sequence, lookup: Lookup, ceiling: int, down: _Descent) -> None:
         """From what was shared down to what full attention matched."""
-        full_sets = [s for s in self._scheduler.coordinator.sets if s.group.kind.is_full_attention]
+        full_sets = [s for s in self._scheduler.coordinator.sets if s.is_full]
         if not full_sets:
             return
         matched = lookup.kv_matched_tokens
@@ -135,10 +122,10 @@ class LossLedger:
         unit = self._config.hash_block_tokens
         for spec_set in self._scheduler.coordinator.sets:
             group = spec_set.group
-            if group.kind.is_full_attention:
+            if spec_set.is_full:
                 continue
             block = group.block_tokens
-            if group.kind.is_mamba:
+            if spec_set.is_mamba:
                 ends = [position]
             else:
                 need = max(blocks_for_hit(group.window_tokens, block, drop=spec_set.drops), 1)
@@ -148,9 +135,10 @@ class LossLedger:
                 index = end // unit - 1
                 if 0 <= index < seq.num_keys and end > 0:
                     cause = self._missing_key(seq, spec_set, index)
+                    if cause is LossCause.NOT_COMPUTED_YET:
+                        is_state = spec_set.is_mamba
+                        return LossCause.NO_CHUNK_END if is_state else LossCause.OUT_OF_WINDOW
                     if cause is not None:
-                        if group.kind.is_mamba and cause is LossCause.NOT_COMPUTED_YET:
-                            return LossCause.NO_CHUNK_END
                         return cause
             if group.kind in (GroupKind.SLIDING, GroupKind.CHUNKED) and spec_set.drops:
                 return LossCause.DRAFT_DROP

@@ -10,13 +10,11 @@ from hybridplan.sim.vllm.pool import NULL_BLOCK, BlockPool
 from hybridplan.sim.vllm.positions import can_export_checkpoint, ceil_div, checkpoint_position
 from hybridplan.sim.vllm.sequence import BlockTable
 from hybridplan.sim.vllm.sequence import Sequence as Seq
+from hybridplan.sim.vllm.types import VllmCacheConfig, VllmGroup
 
 
 class MambaManager(GroupManager):
     """What the modes share: only the last token's state is needed, and same-step states wait."""
-
-    def new_step(self) -> None:
-        self.published_this_step.clear()
 
     def skipped_tokens(self, computed: int) -> int:
         return computed - 1
@@ -55,16 +53,13 @@ class MambaNoneManager(MambaManager):
         main: int,
         hits: list[int],
         computed: int,
-        *,
         admission: bool,
         prefill_end: int,
     ) -> int:
         if self.waits_for_this_step(hits):
             return self.pool.num_blocks + 1
         slots += self.block * self.group.spec_blocks
-        return super().needed(
-            seq, slots, main, hits, computed, admission=admission, prefill_end=prefill_end
-        )
+        return super().needed(seq, slots, main, hits, computed, admission, prefill_end)
 
     def allocate(self, seq: Seq, slots: int, main: int) -> None:
         super().allocate(seq, slots + self.block * self.group.spec_blocks, main)
@@ -77,6 +72,12 @@ class MambaAllManager(MambaNoneManager):
 class MambaAlignManager(MambaManager):
     """Mode ``align``: a state per chunk end, at block boundaries and at the prompt's tail."""
 
+    def __init__(
+        self, index: int, group: VllmGroup, config: VllmCacheConfig, pool: BlockPool
+    ) -> None:
+        super().__init__(index, group, config, pool)
+        self._spec = group.spec_blocks
+
     def needed(
         self,
         seq: Seq,
@@ -84,31 +85,33 @@ class MambaAlignManager(MambaManager):
         main: int,
         hits: list[int],
         computed: int,
-        *,
         admission: bool,
         prefill_end: int,
     ) -> int:
-        if self.waits_for_this_step(hits):
+        if self.published_this_step and self.waits_for_this_step(hits):
             return self.pool.num_blocks + 1
         table = seq.tables[self.index]
-        spec = self.group.spec_blocks
-        count = ceil_div(main, self.block) + spec - len(hits) - len(table.blocks)
+        spec = self._spec
+        count = -(-main // self.block) + spec - len(hits) - len(table.blocks)
         partial = table.partial is not None or bool(hits and computed % self.block)
         if partial:
-            count = max(count, 0) + 1
-        checkpoint = self._checkpoint(seq, table, computed, main, prefill_end)
-        if not admission:
-            table.checkpoint = checkpoint
+            count = count + 1 if count > 0 else 1
+        checkpoint = None
+        if self.group.checkpoint_blocks:
+            checkpoint = self._checkpoint(table, computed, main, prefill_end)
+            if not admission:
+                table.checkpoint = checkpoint
         if count > 0:
             cap = 1 + partial + (checkpoint is not None) + (0 if table.allocated else spec)
-            count = min(count, cap)
-        return count + self._evictable(hits)
+            if count > cap:
+                count = cap
+        return count + self._evictable(hits) if hits else count
 
     def _checkpoint(
-        self, seq: Seq, table: BlockTable, start: int, end: int, prefill_end: int
+        self, table: BlockTable, start: int, end: int, prefill_end: int
     ) -> tuple[int, int] | None:
         """(position, column) of the state that the chunk [start, end) exports from its inside."""
-        if not self.group.checkpoint_blocks or end < prefill_end:
+        if end < prefill_end:
             return None
         position = checkpoint_position(
             end,
@@ -139,8 +142,8 @@ class MambaAlignManager(MambaManager):
     def allocate(self, seq: Seq, slots: int, main: int) -> None:
         table = seq.tables[self.index]
         blocks = table.blocks
-        spec = self.group.spec_blocks
-        required = ceil_div(main, self.block) + spec
+        spec = self._spec
+        required = -(-main // self.block) + spec
         before = len(blocks)
         if required <= before and table.partial is None and table.checkpoint is None:
             table.allocated = True
@@ -152,24 +155,27 @@ class MambaAlignManager(MambaManager):
         gap_end = required - spec - 1
         if table.checkpoint is not None:
             gap_end -= 1
-        if before < required - spec - 1:
+        if before < gap_end:
             blocks.extend([NULL_BLOCK] * (gap_end - before))
-        if table.allocated:
+        if table.allocated and spec:
             for column in range(before - spec, min(before, gap_end)):
                 blocks.append(blocks[column])
                 blocks[column] = NULL_BLOCK
-        count = max(required - len(blocks), 0) + (1 if table.partial is not None else 0)
-        taken = self.take(seq, count) if count else []
+        count = required - len(blocks)
+        if count < 0:
+            count = 0
         if table.partial is not None:
             column, source = table.partial
-            target = taken.pop(0)
+            target, *taken = self.take(seq, count + 1)
             if table.allocated:
                 self._move_tail(source, target)
             else:
                 self.copy_on_write(table, column, source, target)
-        blocks.extend(taken)
+            blocks.extend(taken)
+            table.partial = None
+        elif count:
+            blocks.extend(self.take(seq, count))
         table.allocated = True
-        table.partial = None
 
     def _move_tail(self, source: int, target: int) -> None:
         """A running request keeps writing ``source``: its copy ``target`` takes over the keys."""
@@ -180,23 +186,38 @@ class MambaAlignManager(MambaManager):
         if key is not None:
             self.published_this_step.add(key)
 
+    def settled(self, seq: Seq, start: int, processed: int) -> bool:
+        table = seq.tables[self.index]
+        blocks, state = table.blocks, table.last_state
+        if (
+            not table.allocated
+            or table.partial is not None
+            or table.checkpoint is not None
+            or start // self.block + 1 + self._spec > len(blocks)
+        ):
+            return False
+        running = (processed - 1) // self.block
+        if table.retired < running and any(blocks[table.retired : running]):
+            return False
+        return state is None or not blocks[state] or state >= -(-processed // self.block) - 1
+
     def release(self, seq: Seq, processed: int) -> None:
         table = seq.tables[self.index]
         blocks = table.blocks
-        skipped = processed - 1
-        if skipped > 0:
-            last = min(skipped // self.block, len(blocks))
-            if table.retired < last:
-                freed = []
-                for column in range(last - 1, table.retired - 1, -1):
-                    if blocks[column]:
-                        freed.append(blocks[column])
-                        blocks[column] = NULL_BLOCK
-                if freed:
-                    self.pool.free(freed)
-                table.retired = last
+        last = (processed - 1) // self.block
+        if last > table.retired:
+            if last > len(blocks):
+                last = len(blocks)
+            freed = []
+            for column in range(last - 1, table.retired - 1, -1):
+                if blocks[column]:
+                    freed.append(blocks[column])
+                    blocks[column] = NULL_BLOCK
+            if freed:
+                self.pool.free(freed)
+            table.retired = max(last, table.retired)
         state = table.last_state
-        if state is not None and state < ceil_div(processed, self.block) - 1 and blocks[state]:
+        if state is not None and blocks[state] and state < -(-processed // self.block) - 1:
             self.pool.free((blocks[state],))
             blocks[state] = NULL_BLOCK
 
@@ -225,7 +246,7 @@ class MambaAlignManager(MambaManager):
         unit = self.hash_tokens
         if tokens <= 0 or tokens % unit:
             return
-        if tokens != self._prompt_position(seq, unit) and not (
+        if tokens != self._prompt_tail(seq) and not (
             self.config.junction_checkpoints
             and tokens == seq.junction
             and seq.computed < tokens <= seq.num_prompt
@@ -268,6 +289,11 @@ class MambaAlignManager(MambaManager):
         pool.unpublish(block)
         pool.publish(block, self.index, key, position)
         self.published_this_step.add(key)
+
+    def _prompt_tail(self, seq: Seq) -> int:
+        if seq.prompt_tail < 0:
+            seq.prompt_tail = self._prompt_position(seq, self.hash_tokens)
+        return seq.prompt_tail
 
     def _prompt_position(self, seq: Seq, unit: int) -> int:
         return checkpoint_position(

@@ -11,20 +11,19 @@ from collections.abc import Callable, Sequence
 
 from hybridplan.sim.vllm.keys import Key
 from hybridplan.sim.vllm.pool import NULL_BLOCK, BlockPool
-from hybridplan.sim.vllm.positions import ceil_div
 from hybridplan.sim.vllm.sequence import BlockTable
 from hybridplan.sim.vllm.sequence import Sequence as Seq
 from hybridplan.sim.vllm.types import VllmCacheConfig, VllmGroup
 
 AllocateHook = Callable[[Seq, int, list[int]], None]
-SkipHook = Callable[[Seq, int, Key, int, bool], None]
+SkipHook = Callable[[Seq, int, Key, int], None]
 
 
 class GroupManager:
     """Tables, needs and publication of one group.
 
-    ``on_allocate(sequence, group, blocks)`` and ``on_skip(sequence, group, key, position_tokens,
-    had_state)`` are called when set: the latter for every full column that is not published.
+    ``on_allocate(sequence, group, blocks)`` and ``on_skip(sequence, group, key, position_tokens)``
+    are called when set: the latter for a full block that exists and is not to be published.
     """
 
     def __init__(
@@ -45,9 +44,6 @@ class GroupManager:
         self.on_allocate: AllocateHook | None = None
         self.on_skip: SkipHook | None = None
 
-    def new_step(self) -> None:
-        """Forget what the previous step published."""
-
     def skipped_tokens(self, computed: int) -> int:
         """Tokens at the left that no later query of this group reads."""
         return 0
@@ -59,7 +55,6 @@ class GroupManager:
         main: int,
         hits: list[int],
         computed: int,
-        *,
         admission: bool,
         prefill_end: int,
     ) -> int:
@@ -69,17 +64,19 @@ class GroupManager:
         tokens not yet in the table (empty for a running request). Changes nothing, except that a
         Mamba manager notes the checkpoint of the coming chunk when ``admission`` is false.
         """
-        required = ceil_div(slots, self.block)
+        required = -(-slots // self.block)
         if admission and self.admission_cap is not None:
             required = min(required, self.admission_cap)
         table = seq.tables[self.index]
         have = len(table.blocks)
         if table.num_published is not None:
-            return max(required - have, 0)
+            return required - have if required > have else 0
         skipped = self.skipped_tokens(computed) // self.block
         count = max(required - max(skipped, len(hits) + have), 0)
-        count += self._evictable(hits[max(0, skipped - have) :])
-        return count + (1 if hits and computed % self.block else 0)
+        if hits:
+            count += self._evictable(hits[max(0, skipped - have) :])
+            count += 1 if computed % self.block else 0
+        return count
 
     def _evictable(self, hits: Sequence[int]) -> int:
         refs = self.pool.refs
@@ -107,7 +104,7 @@ class GroupManager:
             column, source = table.partial
             table.partial = None
             self.copy_on_write(table, column, source, self.take(seq, 1)[0])
-        count = ceil_div(slots, self.block) - len(table.blocks)
+        count = -(-slots // self.block) - len(table.blocks)
         if count > 0:
             table.blocks.extend(self.take(seq, count))
 
@@ -141,6 +138,18 @@ class GroupManager:
         if freed:
             self.pool.free(freed)
 
+    def settled(self, seq: Seq, start: int, processed: int) -> bool:
+        """Whether a decode step at ``start`` would leave the table as it is.
+
+        Asked away from block edges only, so nothing is about to be published.
+        """
+        table = seq.tables[self.index]
+        blocks = table.blocks
+        if table.partial is not None or start // self.block >= len(blocks):
+            return False
+        skipped = self.skipped_tokens(processed) // self.block
+        return skipped <= 0 or not blocks[skipped - 1]
+
     def publish(self, seq: Seq, tokens: int, boundaries: Sequence[int]) -> None:
         """Make the full blocks of the first ``tokens`` tokens findable (``cache_blocks``).
 
@@ -155,11 +164,13 @@ class GroupManager:
         pool, index, keys = self.pool, self.index, seq.keys
         per_block, blocks = self.per_block, table.blocks
         for column in range(start, full):
-            key = keys[(column + 1) * per_block - 1]
             block = blocks[column]
-            if not block or (mask is not None and not mask[column - start]):
+            if not block:
+                continue
+            key = keys[(column + 1) * per_block - 1]
+            if mask is not None and not mask[column - start]:
                 if self.on_skip is not None:
-                    self.on_skip(seq, index, key, (column + 1) * self.block, bool(block))
+                    self.on_skip(seq, index, key, (column + 1) * self.block)
                 continue
             if pool.key_of[block] is not None:
                 pool.unpublish(block)

@@ -17,14 +17,22 @@ from hybridplan.sim.vllm.keys import Key
 NULL_BLOCK = 0
 
 
-class PoolSink(Protocol):
-    """Told what happens to keys. ``position_tokens`` is the prefix length a key stands for."""
+class PublishHook(Protocol):
+    """Told of a new key: ``position_tokens`` is the prefix length it stands for."""
 
-    def published(self, block: int, group: int, key: Key, position_tokens: int) -> None: ...
+    def __call__(self, block: int, group: int, key: Key, position_tokens: int, /) -> None: ...
 
-    def evicted(self, block: int, keys: list[tuple[int, Key]], *, overwritten: bool) -> None: ...
 
-    def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None: ...
+class EvictHook(Protocol):
+    """Told of keys that are gone: their block is reused, or overwritten by its owner."""
+
+    def __call__(self, block: int, keys: list[tuple[int, Key]], overwritten: bool, /) -> None: ...
+
+
+class MoveHook(Protocol):
+    """Told that keys now name ``target`` instead of ``source``."""
+
+    def __call__(self, source: int, target: int, keys: list[tuple[int, Key]], /) -> None: ...
 
 
 class BlockPool:
@@ -45,7 +53,9 @@ class BlockPool:
         self.changes = 0
         """Counts every change of references, keys or queue; equal counts mean an equal pool."""
         self.evictions = 0
-        self.sinks: list[PoolSink] = []
+        self.on_publish: list[PublishHook] = []
+        self.on_evict: list[EvictHook] = []
+        self.on_move: list[MoveHook] = []
         self._front: list[int] = []
         self._back: OrderedDict[int, None] = OrderedDict()
 
@@ -84,6 +94,8 @@ class BlockPool:
             group_of[block] = group
             taken.append(block)
             count -= 1
+        if not count:
+            return taken
         fresh = min(count, self.num_blocks - len(refs))
         if fresh:
             taken.extend(range(len(refs), len(refs) + fresh))
@@ -138,8 +150,31 @@ class BlockPool:
     def publish(self, block: int, group: int, key: Key, position_tokens: int) -> None:
         """Make ``block`` findable under ``key``; a second key is added to the first."""
         if self._attach(block, group, key, position_tokens):
-            for sink in self.sinks:
-                sink.published(block, group, key, position_tokens)
+            for hook in self.on_publish:
+                hook(block, group, key, position_tokens)
+
+    def publish_run(
+        self, blocks: list[int], group: int, keys: list[Key], first_tokens: int, step_tokens: int
+    ) -> None:
+        """Publish blocks in a row, none null or already keyed; the first ends at first_tokens."""
+        cached, hooks = self.cached[group], self.on_publish
+        key_of, key_group, key_position = self.key_of, self.key_group, self.key_position
+        position = first_tokens
+        for block, key in zip(blocks, keys, strict=True):
+            found = cached.get(key)
+            if found is None:
+                cached[key] = block
+            elif isinstance(found, int):
+                cached[key] = [found, block]
+            else:
+                found.append(block)
+            key_of[block] = key
+            key_group[block] = group
+            key_position[block] = position
+            for hook in hooks:
+                hook(block, group, key, position)
+            position += step_tokens
+        self.changes += len(blocks)
 
     def _attach(self, block: int, group: int, key: Key, position_tokens: int) -> bool:
         cached = self.cached[group]
@@ -190,8 +225,8 @@ class BlockPool:
         """Drop every key of ``block``: it is reused, or its owner overwrites what they named."""
         keys = self.unpublish(block)
         if keys:
-            for sink in self.sinks:
-                sink.evicted(block, keys, overwritten=overwritten)
+            for hook in self.on_evict:
+                hook(block, keys, overwritten)
 
     def move_keys(self, source: int, target: int) -> None:
         """Re-point all keys of ``source`` to ``target``, which has none."""
@@ -199,5 +234,5 @@ class BlockPool:
         keys = self.unpublish(source)
         for group, key in keys:
             self._attach(target, group, key, position)
-        for sink in self.sinks:
-            sink.moved(source, target, keys)
+        for hook in self.on_move:
+            hook(source, target, keys)

@@ -80,7 +80,9 @@ class ReplayedVllm:
         for manager in self.engine.scheduler.coordinator.managers:
             manager.on_allocate = self.allocated
         if events is not None:
-            self.engine.pool.sinks.append(self)
+            self.engine.pool.on_publish.append(self.published)
+            self.engine.pool.on_evict.append(self.evicted)
+            self.engine.pool.on_move.append(self.moved)
 
     @property
     def step_index(self) -> int:
@@ -248,7 +250,7 @@ class ReplayedVllm:
     def published(self, block: int, group: int, key: Key, position_tokens: int) -> None:
         self._emit("publish", self._actor, group, (block,), position_tokens)
 
-    def evicted(self, block: int, keys: list[tuple[int, Key]], *, overwritten: bool) -> None:
+    def evicted(self, block: int, keys: list[tuple[int, Key]], overwritten: bool) -> None:
         self._emit("evict", "", keys[0][0], (block,))
 
     def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None:

@@ -18,7 +18,6 @@ class RingManager(GroupManager):
         main: int,
         hits: list[int],
         computed: int,
-        *,
         admission: bool,
         prefill_end: int,
     ) -> int:
@@ -31,6 +30,9 @@ class RingManager(GroupManager):
         blocks = seq.tables[self.index].blocks
         if not blocks:
             blocks.extend(self.take(seq, 1))
+
+    def settled(self, seq: Seq, start: int, processed: int) -> bool:
+        return True
 
     def publish(self, seq: Seq, tokens: int, boundaries: Sequence[int]) -> None:
         return

@@ -51,6 +51,15 @@ class Scheduler:
         self.skipping = skipping
         self.on_admit: Callable[[Sequence, Lookup], None] | None = None
         """Called when a waiting request is sure to start, before the pool changes for it."""
+        self._keeps_in_flight = config.async_depth > 1
+        self._edges = tuple(
+            dict.fromkeys(
+                (g.block_tokens, g.window_tokens, g.extra_retained_tokens,
+                 g.kind is GroupKind.CHUNKED)
+                for g in config.groups
+                if g.kind is not GroupKind.RING
+            )
+        )  # fmt: skip
         self._split = ChunkSplit(config) if config.splits_for_mamba else None
 
     def schedule(self) -> Step:
@@ -224,8 +233,8 @@ class Scheduler:
             manager.allocate(seq, slots, main)
         if config.prefix_caching:
             coordinator.publish(seq, min(main, seq.num_tokens))
-        if self.skipping and lookup is None and pool.changes == before:
-            seq.quiet_end = self._quiet_end(seq, start)
+        if self.skipping:
+            self._look_ahead(seq, start, main, lookup is None and pool.changes == before)
         return True
 
     def needed_for_whole_prompt(self, seq: Sequence, lookup: Lookup) -> int:
@@ -244,39 +253,50 @@ class Scheduler:
         prefill_end: int,
     ) -> int:
         need = 0
-        for index, manager in enumerate(self.coordinator.managers):
-            need += manager.needed(
-                seq,
-                slots,
-                main,
-                [] if lookup is None else lookup.blocks[index],
-                computed,
-                admission=admission,
-                prefill_end=prefill_end,
-            )
+        hits = self.coordinator.no_blocks if lookup is None else lookup.blocks
+        for manager, blocks in zip(self.coordinator.managers, hits, strict=True):
+            need += manager.needed(seq, slots, main, blocks, computed, admission, prefill_end)
         return need
 
-    def _quiet_end(self, seq: Sequence, start: int) -> int:
-        """Until which slot decoding changes no table, given that the step at ``start`` did not.
+    def _look_ahead(self, seq: Sequence, start: int, main: int, unchanged: bool) -> None:
+        """Note until which slot the request's decode steps will leave every table alone.
 
-        Tables change only near a block edge (the state left behind goes one step later, late by
-        what is in flight) or when the window passes one.
+        With drafts the next start is not known, so a step without change must be seen first.
+        """
+        if self.config.draft_tokens:
+            seq.quiet_end = self._quiet_end(seq, start, seq.in_flight) if unchanged else -1
+            return
+        end = self._quiet_end(seq, main, seq.in_flight + main - start)
+        if end >= 0:
+            processed = main - seq.in_flight - (main - start if self._keeps_in_flight else 0)
+            for manager in self.coordinator.managers:
+                if not manager.settled(seq, main, processed):
+                    end = -1
+                    break
+        seq.quiet_end = end
+
+    def _quiet_end(self, seq: Sequence, start: int, in_flight: int) -> int:
+        """Last slot of the stretch from ``start`` on in which no block edge is near; -1 if none.
+
+        Tables change only near an edge (the state left behind goes one step later, late by what is
+        in flight) or when a window passes one.
         """
         if start < seq.prefill_end:
             return -1
+        lag = in_flight if self._keeps_in_flight else 0
         end = seq.stop_at + seq.max_tokens
-        for group in self.config.groups:
-            if group.kind is GroupKind.RING:
-                continue
-            block, window = group.block_tokens, group.window_tokens
-            if start % block < 2 + seq.in_flight:
+        for block, window, extra, is_chunked in self._edges:
+            inside = start % block
+            if inside < 2 + lag:
                 return -1
-            end = min(end, (start // block + 1) * block - 1)
-            if group.kind is GroupKind.SLIDING:
-                passed = start - seq.in_flight - window + 1 - group.extra_retained_tokens
-                end = min(end, start - seq.in_flight + (-passed - 1) % block)
-            elif group.kind is GroupKind.CHUNKED:
-                end = min(end, start - seq.in_flight + (seq.in_flight - start - 1) % window)
+            edge = start - inside + block - 1
+            if edge < end:
+                end = edge
+            if is_chunked:
+                end = min(end, start - lag + (lag - start - 1) % window)
+            elif window:
+                passed = start - lag - window + 1 - extra
+                end = min(end, start - lag + (-passed - 1) % block)
         return end
 
 

@@ -38,12 +38,10 @@ class Sequence:
 
     __slots__ = (
         "accept_calls",
-        "admitted_step",
         "arrival_step",
         "computed",
         "drafts",
         "finished",
-        "first_lookup",
         "hash_tokens",
         "in_flight",
         "is_prefill_chunk",
@@ -54,11 +52,12 @@ class Sequence:
         "num_keys",
         "num_prompt",
         "num_tokens",
-        "pending_keys",
+        "offered",
         "placeholders",
         "preemptions",
         "prefill_chunks",
         "prefix",
+        "prompt_tail",
         "quiet_end",
         "recomputed",
         "request",
@@ -67,7 +66,7 @@ class Sequence:
         "stale",
         "stop_at",
         "tables",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -99,11 +98,10 @@ class Sequence:
         self.recomputed = 0
         self.accept_calls = 0
         self.quiet_end = -1
+        self.offered = -1
+        self.prompt_tail = -1
         self.arrival_step = 0
-        self.admitted_step = -1
         self.prefill_chunks = 0
-        self.first_lookup: object | None = None
-        self.pending_keys = 0
         self.tables = tuple(BlockTable() for _ in range(num_groups))
         self.hash_tokens = hash_tokens
         self.lookahead = lookahead

@@ -16,21 +16,23 @@ class StateCounter:
         self._bytes = 0
         self._leads: set[int] = set()
         for spec_set in scheduler.coordinator.sets:
-            if spec_set.group.kind.is_mamba:
+            if spec_set.is_mamba:
                 self._leads.add(spec_set.members[0])
                 self._bytes += sum(config.groups[m].block_bytes for m in spec_set.members)
         self._kept = 0
         self._used = 0
         self._unused: set[int] = set()
         if self._leads:
-            scheduler.pool.sinks.append(self)
+            scheduler.pool.on_publish.append(self.published)
+            scheduler.pool.on_evict.append(self.evicted)
+            scheduler.pool.on_move.append(self.moved)
 
     def published(self, block: int, group: int, key: Key, position_tokens: int) -> None:
         if group in self._leads:
             self._kept += 1
             self._unused.add(block)
 
-    def evicted(self, block: int, keys: list[tuple[int, Key]], *, overwritten: bool) -> None:
+    def evicted(self, block: int, keys: list[tuple[int, Key]], overwritten: bool) -> None:
         self._unused.discard(block)
 
     def moved(self, source: int, target: int, keys: list[tuple[int, Key]]) -> None:

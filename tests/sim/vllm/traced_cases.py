@@ -156,7 +156,9 @@ class _Recorder:
         self.new_blocks: dict[str, list[int]] = {}
         self.known: dict[Key, tuple[str, int]] = {}
         self.sequences: list[Sequence] = []
-        engine.pool.sinks.append(self)
+        engine.pool.on_publish.append(self.published)
+        engine.pool.on_evict.append(self.evicted)
+        engine.pool.on_move.append(self.moved)
         engine.observers.append(self)
         for manager in engine.scheduler.coordinator.managers:
             manager.on_allocate = self.allocated
@@ -183,7 +185,7 @@ class _Recorder:
     def published(self, block: int, group: int, key: Key, position_tokens: int) -> None:
         self.step.setdefault("cached", []).append({"block": block, "key": self.name(group, key)})
 
-    def evicted(self, block: int, keys: list[tuple[int, Key]], *, overwritten: bool) -> None:
+    def evicted(self, block: int, keys: list[tuple[int, Key]], overwritten: bool) -> None:
         self.step.setdefault("evicted", []).append(
             {"block": block, "keys": [self.name(g, k) for g, k in keys]}
         )
