@@ -12,6 +12,7 @@ from hybridplan.errors import InputError
 
 _RESULTS = {
     "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison")),
+    "models": ("hybridplan.ledger.catalogue", ("Catalogue",)),
     "trace": ("hybridplan.sim.traces.summary", ("TraceSummary",)),
 }
 

@@ -188,6 +188,8 @@ class Fields:
 
     def layer_count(self, absent: Absent | None = None) -> int:
         """The number of layers, under whichever of its names the file uses."""
+        if absent is None and not any(self.has(key) for key in LAYER_COUNT_KEYS):
+            raise self.missing(LAYER_COUNT_KEYS[0])
         return self.whole("model.layers", *LAYER_COUNT_KEYS, most=MOST_LAYERS, absent=absent)
 
     def agree(self, what: str, one: str, first: object, two: str, second: object) -> None:
