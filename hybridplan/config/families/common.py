@@ -201,6 +201,16 @@ def latent(
     )
 
 
+def expanded(f: Fields, field: str, key: str, hidden: int, absent: Absent | None = None) -> int:
+    """An inner width the file gives as a multiple of the hidden width."""
+    factor = f.whole(field, key, most=1024, absent=absent)
+    read = f.sources[field]
+    f.sources[field] = Source(
+        f"{read.key} x hidden width {hidden}", "assumed" if read.how == "assumed" else "derived"
+    )
+    return factor * hidden
+
+
 def sliding(f: Fields, *keys: str) -> Window:
     """A sliding window whose width the file must state."""
     names = keys or ("sliding_window",)

@@ -8,6 +8,7 @@ from hybridplan.config.families import common, moe_layers
 from hybridplan.config.fields import Fields
 from hybridplan.config.spec import CompressedAttention, Indexer, Layer, ModelSpec, MoE, Source
 
+V4_RATIOS = {0: False, 4: True, 128: False}
 WORDS = {
     "sliding_attention": "window",
     "compressed_sparse_attention": "csa",
@@ -19,20 +20,19 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     """``compress_ratios`` (0: window only), or layer_types with compress_rates."""
     count = f.layer_count()
     drafts = common.draft_count(f, "num_nextn_predict_layers")
-    ratios = _ratios(f, count, drafts)
+    shapes = _ratios(f, count, drafts)
+    ratios = [ratio for ratio, _ in shapes]
     kv_owners = _owners(f, "kv_source_layer_ids", count, ratios)
     index_owners = _owners(f, "index_source_layer_ids", count, ratios)
-    newer = f.has("kv_source_layer_ids")
     shape = _Shape(f)
     experts = moe_layers.deepseek_experts(f)
     hidden = common.hidden_size(f)
     streams = f.whole("model.streams", "hc_mult", most=64)
     per_site = (2 + streams) * streams * (streams * hidden + 1) + 3
     at_head = streams * streams * hidden + streams + 1
-    hashed = 0 if newer else f.maybe_whole("moe.hash_layers", "num_hash_layers", least=0) or 0
+    hashed = f.maybe_whole("moe.hash_layers", "num_hash_layers", least=0) or 0
     layers = []
-    for i, ratio in enumerate(ratios):
-        indexed = ratio > 0 if newer else 0 < ratio < 32
+    for i, (ratio, indexed) in enumerate(shapes):
         mixer = shape.mixer(ratio, kv_owners[i], index_owners[i] if indexed else None)
         extra = {"mixing_streams": 2 * per_site}
         if i < hashed:
@@ -118,15 +118,9 @@ class _Shape:
         )
 
 
-def _ratios(f: Fields, count: int, drafts: int) -> list[int]:
-    by_ratio = None
-    if f.has("compress_ratios"):
-        listed = f.wholes("compress_ratios", most=1 << 20)
-        if len(listed) == count + drafts:
-            listed = listed[:count]
-        f.per_layer("compress_ratios", count, listed)
-        f.sources["compressed.compress_ratio"] = Source(f.at("compress_ratios"))
-        by_ratio = listed
+def _ratios(f: Fields, count: int, drafts: int) -> list[tuple[int, bool]]:
+    """The compression ratio of each layer, and whether an index picks what it reads."""
+    by_ratio = _by_ratio(f, count, drafts) if f.has("compress_ratios") else None
     if not f.has("layer_types"):
         if by_ratio is None:
             raise f.missing("compress_ratios", "layer_types")
@@ -140,11 +134,30 @@ def _ratios(f: Fields, count: int, drafts: int) -> list[int]:
             for word, short in WORDS.items()
             if short in kinds and short != "window"
         }
-        return [known.get(kind, 0) for kind in kinds]
-    windows = ["window" if ratio == 0 else "compressed" for ratio in by_ratio]
+        return [(known.get(kind, 0), kind == "csa") for kind in kinds]
+    windows = ["window" if ratio == 0 else "compressed" for ratio, _ in by_ratio]
     named = ["window" if kind == "window" else "compressed" for kind in kinds]
     f.agree("the compressed layers", "layer_types", named, "compress_ratios", windows)
     return by_ratio
+
+
+def _by_ratio(f: Fields, count: int, drafts: int) -> list[tuple[int, bool]]:
+    """V4: 4 to 1 is sparse with an index, 128 to 1 is read whole. V4.1: all have an index."""
+    listed = f.wholes("compress_ratios", most=1 << 20)
+    if len(listed) == count + drafts:
+        listed = listed[:count]
+    f.per_layer("compress_ratios", count, listed)
+    f.sources["compressed.compress_ratio"] = Source(f.at("compress_ratios"))
+    if f.has("index_source_layer_ids"):
+        return [(ratio, ratio > 0) for ratio in listed]
+    for ratio in listed:
+        if ratio not in V4_RATIOS:
+            raise f.fail(
+                f"{f.at('compress_ratios')} holds {ratio}; DeepSeek-V4 knows "
+                f"{', '.join(map(str, V4_RATIOS))}, and another ratio does not say whether it "
+                "has an index"
+            )
+    return [(ratio, V4_RATIOS[ratio]) for ratio in listed]
 
 
 def _owners(f: Fields, key: str, count: int, ratios: list[int]) -> list[bool]:

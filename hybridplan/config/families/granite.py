@@ -15,7 +15,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     key = "layer_types" if f.has("layer_types") else "layers_block_type"
     kinds = common.listed(f, key, KINDS, count)
     bias = f.flag("attention.qkv_bias", "attention_bias", False)
-    attention = common.attention(f, qkv_bias=bias, output_bias=bias)
+    attention = common.attention(f, kv_absent_is_heads=True, qkv_bias=bias, output_bias=bias)
     mixers = {"full": (attention,)}
     if "mamba" in kinds:
         mixers["mamba"] = (read_mamba2(f),)  # type: ignore[assignment]

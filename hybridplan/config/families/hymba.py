@@ -18,7 +18,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     f.sources["model.pattern"] = Source(f.at("global_attn_idx"))
     window = common.sliding(f) if len(full) < count else None
     attention = replace(_attention(f), output_projection=False)
-    inner = f.whole("mamba1.inner", "mamba_expand", most=1024) * common.hidden_size(f)
+    inner = common.expanded(f, "mamba1.inner", "mamba_expand", common.hidden_size(f))
     mamba = Mamba1(
         inner=inner,
         state_dim=f.whole("mamba1.state_dim", "mamba_d_state", most=1 << 20),

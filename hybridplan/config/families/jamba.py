@@ -28,9 +28,8 @@ def _cycle(f: Fields, count: int, stem: str, hit: str, miss: str, field: str) ->
 
 def _mamba(f: Fields) -> Mamba1:
     hidden = common.hidden_size(f)
-    expand = f.whole("mamba1.inner", "mamba_expand", most=1024)
     return Mamba1(
-        inner=expand * hidden,
+        inner=common.expanded(f, "mamba1.inner", "mamba_expand", hidden),
         state_dim=f.whole("mamba1.state_dim", "mamba_d_state", most=1 << 20),
         conv_kernel=f.whole("mamba1.conv_kernel", "mamba_d_conv", most=1024),
         dt_rank=dt_rank(f, hidden),

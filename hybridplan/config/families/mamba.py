@@ -29,7 +29,7 @@ def _mamba1(f: Fields, kind: str) -> Mamba1:
     if kind == "falcon_mamba" or f.has("intermediate_size"):
         inner = f.whole("mamba1.inner", "intermediate_size", "d_inner")
     else:
-        inner = hidden * f.whole("mamba1.inner", "expand", most=1024)
+        inner = common.expanded(f, "mamba1.inner", "expand", hidden)
     if kind == "mamba" and f.has("expand"):
         expand = f.whole("mamba1.expand", "expand", most=1024)
         f.agree("the inner width", "intermediate_size", inner, "expand", expand * hidden)

@@ -44,7 +44,7 @@ def _code(value: object, key: str) -> Absent:
 
 
 def _mamba1(ssm: Fields, hidden: int) -> Mixer:
-    inner = hidden * ssm.whole("mamba1.inner", "expand", absent=_code(2, "expand"))
+    inner = common.expanded(ssm, "mamba1.inner", "expand", hidden, _code(2, "expand"))
     return Mamba1(
         inner=inner,
         state_dim=ssm.whole("mamba1.state_dim", "d_state", absent=_code(16, "d_state")),

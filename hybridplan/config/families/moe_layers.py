@@ -48,7 +48,7 @@ def deepseek_experts(f: Fields, *, latent_dim: int | None = None) -> MoE:
         f,
         experts=("n_routed_experts", "num_experts", "num_local_experts"),
         shared_intermediate=shared,
-        router_bias=True,
+        router_bias=f.data.get("topk_method") not in ("greedy", "group_limited_greedy"),
         latent_dim=latent_dim,
     )
 

@@ -27,7 +27,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     kinds = [_kind(i, half) for i in range(count)]
     hidden = common.hidden_size(f)
     mamba = Mamba1(
-        inner=hidden * f.whole("mamba1.inner", "mamba_expand", absent=Absent(2, CODE)),
+        inner=common.expanded(f, "mamba1.inner", "mamba_expand", hidden, Absent(2, CODE)),
         state_dim=f.whole("mamba1.state_dim", "mamba_d_state", absent=Absent(16, CODE)),
         conv_kernel=f.whole("mamba1.conv_kernel", "mamba_d_conv", absent=Absent(4, CODE)),
         dt_rank=-(-hidden // 16),

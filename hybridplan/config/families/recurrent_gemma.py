@@ -26,7 +26,9 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     )
     bias = f.flag("attention.qkv_bias", "attention_bias", False)
     window = common.sliding(f, "attention_window_size", "sliding_window")
-    attention = common.attention(f, window=window, qkv_bias=bias, output_bias=True)
+    attention = common.attention(
+        f, kv_absent_is_heads=True, window=window, qkv_bias=bias, output_bias=True
+    )
     mlp = DenseMLP(f.whole("mlp.intermediate", "intermediate_size") // 2, bias=True)
     context = Absent(8192, "max_position_embeddings absent: 8,192, the training length")
     return common.model(
