@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 How: TypeAlias = Literal["exact", "derived", "assumed", "measured"]
+QKNorm: TypeAlias = Literal["none", "head", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Attention:
     output_gate: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: QKNorm = "none"
     sinks: bool = False
     output_projection: bool = True
     input_dim: int | None = None

@@ -15,6 +15,7 @@ from hybridplan.config.spec import (
     Mixer,
     ModelSpec,
     MoE,
+    QKNorm,
 )
 
 KINDS = {"full_attention": "full", "attention": "full", "linear_attention": "linear"}
@@ -70,7 +71,7 @@ def _full(f: Fields) -> Attention | LatentAttention:
     if f.data.get("model_type") != "bailing_moe_linear":
         raise f.missing("kv_lora_rank")
     bias = f.flag("attention.qkv_bias", "use_qkv_bias", False)
-    norm = "head" if f.flag("attention.qk_norm", "use_qk_norm", False) else "none"
+    norm: QKNorm = "head" if f.flag("attention.qk_norm", "use_qk_norm", False) else "none"
     return common.attention(
         f,
         qkv_bias=bias,

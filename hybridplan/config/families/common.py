@@ -15,6 +15,7 @@ from hybridplan.config.spec import (
     Mixer,
     ModelSpec,
     MoE,
+    QKNorm,
     Source,
     Window,
 )
@@ -150,7 +151,7 @@ def attention(
     output_gate: bool = False,
     qkv_bias: bool = False,
     output_bias: bool = False,
-    qk_norm: str = "none",
+    qk_norm: QKNorm = "none",
     sinks: bool = False,
     indexer: Indexer | None = None,
 ) -> Attention:
@@ -180,7 +181,7 @@ def attention(
         output_gate=output_gate,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
-        qk_norm="head" if qk_norm == "head" else "full" if qk_norm == "full" else "none",
+        qk_norm=qk_norm,
         sinks=sinks,
     )
 

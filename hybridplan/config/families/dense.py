@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridplan.config.families import common
 from hybridplan.config.fields import Fields
 from hybridplan.config.spec import ModelSpec, Window
@@ -15,15 +17,15 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     count = f.layer_count()
     mistral = not qwen and kind != "llama"
     kinds, window = windows(f, count, switch=qwen, always=mistral)
-    shape = {
-        "quotient": kind != "qwen3",
-        "kv_absent_is_heads": kind == "llama",
-        "qkv_bias": f.flag("attention.qkv_bias", "attention_bias", kind == "qwen2"),
-        "output_bias": kind != "qwen2" and f.flag("attention.output_bias", "attention_bias", False),
-        "qk_norm": "head" if kind == "qwen3" else "none",
-    }
-    full = common.attention(f, **shape)  # type: ignore[arg-type]
-    sliding = common.attention(f, window=window, **shape)  # type: ignore[arg-type]
+    full = common.attention(
+        f,
+        quotient=kind != "qwen3",
+        kv_absent_is_heads=kind == "llama",
+        qkv_bias=f.flag("attention.qkv_bias", "attention_bias", kind == "qwen2"),
+        output_bias=kind != "qwen2" and f.flag("attention.output_bias", "attention_bias", False),
+        qk_norm="head" if kind == "qwen3" else "none",
+    )
+    sliding = replace(full, window=window)
     mlp = common.dense(f, bias=f.flag("mlp.bias", "mlp_bias", False))
     return common.model(
         f,

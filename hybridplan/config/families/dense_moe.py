@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridplan.config.families import common, dense, moe_layers
 from hybridplan.config.fields import Fields
-from hybridplan.config.spec import MLP, ModelSpec
+from hybridplan.config.spec import MLP, ModelSpec, QKNorm
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
@@ -14,7 +14,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     kinds, window = dense.windows(f, count, switch=qwen, always=kind == "mixtral")
     glm = kind == "glm4_moe"
     bias = f.flag("attention.qkv_bias", "attention_bias", kind == "qwen2_moe")
-    qk_norm = "head" if kind == "qwen3_moe" else "none"
+    qk_norm: QKNorm = "head" if kind == "qwen3_moe" else "none"
     if glm and f.flag("attention.qk_norm", "use_qk_norm", False):
         qk_norm = "head"
     full, sliding = (

@@ -70,7 +70,7 @@ def mixer(f: Fields) -> GatedDeltaNet:
 
 
 def _mlps(f: Fields, count: int) -> list[MLP | None]:
-    if not f.has("num_experts"):
+    if f.data.get("num_experts") in (None, 0):
         return [common.dense(f)] * count
     experts = common.moe(
         f,

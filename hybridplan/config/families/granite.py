@@ -5,7 +5,7 @@ from __future__ import annotations
 from hybridplan.config.families import common
 from hybridplan.config.families.mamba2_shape import read_mamba2
 from hybridplan.config.fields import Absent, Fields
-from hybridplan.config.spec import MLP, DenseMLP, ModelSpec
+from hybridplan.config.spec import MLP, DenseMLP, Mixer, ModelSpec
 
 KINDS = {"mamba": "mamba", "attention": "full", "full_attention": "full"}
 
@@ -16,9 +16,9 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     kinds = common.listed(f, key, KINDS, count)
     bias = f.flag("attention.qkv_bias", "attention_bias", False)
     attention = common.attention(f, kv_absent_is_heads=True, qkv_bias=bias, output_bias=bias)
-    mixers = {"full": (attention,)}
+    mixers: dict[str, tuple[Mixer, ...]] = {"full": (attention,)}
     if "mamba" in kinds:
-        mixers["mamba"] = (read_mamba2(f),)  # type: ignore[assignment]
+        mixers["mamba"] = (read_mamba2(f),)
     return common.model(
         f, root, layers=common.stack(kinds, mixers, [_mlp(f)] * count), tied_absent=True
     )

@@ -170,7 +170,9 @@ def _first(error: ValidationError, where: str) -> str:
 
 def _one(data: Mapping[str, Any], kinds: list[type], f: Fields, where: str) -> Any:
     """A mixer or an MLP by its ``kind``."""
-    by_name = {kind.__dataclass_fields__["kind"].default: kind for kind in kinds}  # type: ignore[attr-defined]
+    by_name = {
+        str(field.default): kind for kind in kinds for field in fields(kind) if field.name == "kind"
+    }
     name = data.get("kind")
     if not isinstance(name, str) or name not in by_name:
         raise f.fail(f"{where}.kind must be one of {', '.join(sorted(by_name))}")

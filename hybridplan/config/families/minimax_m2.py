@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybridplan.config.families import common, minimax, moe_layers
 from hybridplan.config.fields import Fields
-from hybridplan.config.spec import MLP, Attention, Indexer, Layer, ModelSpec
+from hybridplan.config.spec import MLP, Attention, Indexer, Layer, ModelSpec, QKNorm
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
@@ -40,7 +40,7 @@ def _indexers(f: Fields, count: int) -> list[Indexer | None]:
     return [indexer if flag else None for flag in flags]
 
 
-def _qk_norm(f: Fields) -> str:
+def _qk_norm(f: Fields) -> QKNorm:
     if not f.flag("attention.qk_norm", "use_qk_norm", False):
         return "none"
     return "full" if f.data.get("qk_norm_type") == "per_layer" else "head"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridplan.config.families import common
 from hybridplan.config.fields import Fields
 from hybridplan.config.spec import Mamba2, Mixer, ModelSpec, Window
@@ -20,9 +22,11 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     window = None
     if "windowed" in kinds:
         window = Window("sliding", f.whole("attention.window", "attention_window_size"))
-    shape = {"head_dim": ("hidden_size_per_head",), "quotient": False, "qk_norm": "full"}
-    mixers["full"] = (common.attention(f, **shape),)  # type: ignore[arg-type]
-    mixers["windowed"] = (common.attention(f, window=window, **shape),)  # type: ignore[arg-type]
+    full_attention = common.attention(
+        f, head_dim=("hidden_size_per_head",), quotient=False, qk_norm="full"
+    )
+    mixers["full"] = (full_attention,)
+    mixers["windowed"] = (replace(full_attention, window=window),)
     return common.model(
         f,
         root,
