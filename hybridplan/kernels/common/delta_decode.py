@@ -13,7 +13,7 @@ import triton.language as tl
 from hybridplan.kernels.common.checks import KernelInputError, check_slots, check_tensor, require
 from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.gates import Gate, log_decay, sigmoid
-from hybridplan.kernels.common.launch import next_power_of_2
+from hybridplan.kernels.common.launch import Launcher, next_power_of_2
 
 
 @triton.jit
@@ -169,37 +169,20 @@ def decode(
     if requests == 0:
         return out
     BV = rows or state_rows(requests, z.HV, z.V, pool.element_size())
-    _decode[(requests * z.HV * (z.V // BV),)](
-        q,
-        k,
-        v,
-        gate_input,
-        beta,
-        a_log,
-        dt_bias,
-        pool,
-        slots,
-        accepted,
-        out,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        pool.stride(0),
-        z.slots,
-        z.K**-0.5 if scale is None else scale,
-        lower_bound,
-        z.H,
-        z.HV,
-        z.K,
-        z.V,
-        next_power_of_2(z.K),
-        BV,
-        drafts,
-        int(gate),
-        per_channel,
-        beta_is_logit,
-        l2norm,
-        accepted is not None,
+    tensors = (q, k, v, gate_input, beta, a_log, dt_bias, pool, slots, accepted, out)
+    flags = (drafts, int(gate), per_channel, beta_is_logit, l2norm, accepted is not None)
+    _launch(
+        (z.serial, BV, out.dtype, *flags),
+        (requests * z.HV * (z.V // BV), 1, 1),
+        tensors,
+        (
+            q.stride(0), k.stride(0), v.stride(0), pool.stride(0), z.slots,
+            z.K**-0.5 if scale is None else scale, lower_bound,
+            z.H, z.HV, z.K, z.V, next_power_of_2(z.K), BV, *flags,
+        ),
         num_warps=1,
-    )
+    )  # fmt: skip
     return out
+
+
+_launch = Launcher(_decode)

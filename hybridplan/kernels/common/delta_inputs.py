@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +14,10 @@ from hybridplan.kernels.common.launch import require_device
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a delta-rule layer: tokens, q/k heads H, value heads HV, key width K, width V."""
+    """Sizes of a delta-rule layer: tokens, q/k heads H, value heads HV, key width K, width V.
+
+    ``serial`` numbers the checked combination of shapes, strides, dtypes and device.
+    """
 
     tokens: int
     H: int
@@ -21,8 +25,10 @@ class Sizes:
     K: int
     V: int
     slots: int
+    serial: int = 0
 
 
+_serials = itertools.count()
 _checked: dict[tuple[object, ...], Sizes] = {}
 
 
@@ -52,7 +58,8 @@ def checked_sizes(
     known = _checked.get(key)
     if known is not None:
         return known
-    sizes = _check(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
+    found = _check(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
+    sizes = replace(found, serial=next(_serials))
     if len(_checked) > 4096:
         _checked.clear()
     _checked[key] = sizes

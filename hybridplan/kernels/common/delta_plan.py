@@ -48,9 +48,7 @@ class Layout:
     segments: tuple[tuple[int, int, int, int, int], ...]
 
 
-def layout(
-    lengths: tuple[int, ...], exports: tuple[Export, ...], segment_chunks: int
-) -> Layout:
+def layout(lengths: tuple[int, ...], exports: tuple[Export, ...], segment_chunks: int) -> Layout:
     """Walk of a batch. A segment ends after ``segment_chunks`` chunks (0: never)."""
     slot_at = {(n, p): slot for n, p, slot in exports}
     chunks: list[tuple[int, int]] = []

@@ -21,31 +21,9 @@ import triton
 import triton.language as tl
 
 from hybridplan.kernels.common.launch import DOT_DTYPE
+from hybridplan.kernels.common.triangular import INVERSE_DTYPE
 
 NEGLIGIBLE_LOG2 = tl.constexpr(-32.0)
-
-
-@triton.jit
-def _step(S, bk, bkn, bq, bv, bA, bP, ck, cq, cn, e, PER_CHANNEL: tl.constexpr, OUT: tl.constexpr):
-    """One chunk: bv [BV, C] fp32 -> new S, O [BV, C] (O is bv where OUT is off)."""
-    Sb = S.to(DOT_DTYPE)
-    U = tl.dot(Sb, tl.trans(bk))
-    if PER_CHANNEL:
-        W = bv - U
-    else:
-        W = bv - U * ck[None, :]
-    Vd = tl.dot(W.to(DOT_DTYPE), tl.trans(bA))
-    O = bv
-    if OUT:
-        O = tl.dot(Sb, tl.trans(bq))
-        if not PER_CHANNEL:
-            O = O * cq[None, :]
-        O = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), O)
-    if PER_CHANNEL:
-        S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e[None, :])
-    else:
-        S = tl.dot((Vd * cn[None, :]).to(DOT_DTYPE), bkn, S * e)
-    return S, O
 
 
 @triton.jit
@@ -77,7 +55,6 @@ def _walk(
     c0,
     hv,
     iv,
-    keep_v,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -86,7 +63,9 @@ def _walk(
     BV: tl.constexpr,
     C: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
+    WITH_V: tl.constexpr,
     OUT: tl.constexpr,
+    TAIL: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -98,101 +77,106 @@ def _walk(
     mk = ok < K
     for it in tl.range(0, full, num_stages=STAGES):
         t = t0 + it * C
-        rows = ((c0 + it) * HV + hv) * C
-        if TMA:
-            if PER_CHANNEL:
-                bk = k_tiles.load([rows, 0]).to(DOT_DTYPE)
-            else:
-                bk = k_tiles.load([t, h * K]).to(DOT_DTYPE)
-            bv = tl.trans(v_tiles.load([t, hv * V + iv * BV])).to(tl.float32)
-            bA = A_tiles.load([rows, 0]).to(DOT_DTYPE)
-        else:
-            tl_ = (t + oc).to(tl.int64)
-            rl = rows.to(tl.int64) + oc
-            if PER_CHANNEL:
-                pk = k + rl[:, None] * BK + ok[None, :]
-                bk = tl.load(pk).to(DOT_DTYPE)
-            else:
-                pk = k + tl_[:, None] * k_stride + h * K + ok[None, :]
-                bk = tl.load(pk, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
-            bv = tl.load(v + tl_[None, :] * v_stride + hv * V + ov[:, None]).to(tl.float32)
-            bA = tl.load(A + rl[:, None] * C + oc[None, :]).to(DOT_DTYPE)
-        bv = bv * keep_v
-        ck = 1.0
-        cn = 1.0
-        cq = 1.0
-        bkn = bk
+        chunk = (c0 + it) * HV + hv
+        rows = chunk * C
+        to = (t + oc).to(tl.int64)
+        rl = rows.to(tl.int64) + oc
+        pv = to[None, :] * v_stride + hv * V + ov[:, None]
         if PER_CHANNEL:
-            e = tl.exp2(tl.load(decay + ((c0 + it) * HV + hv) * BK + ok))
-            if TMA:
-                bkn = kn_tiles.load([rows, 0]).to(DOT_DTYPE)
-            else:
-                bkn = tl.load(kn + rl[:, None] * BK + ok[None, :]).to(DOT_DTYPE)
+            pk = rl[:, None] * BK + ok[None, :]
+            pq = pk
         else:
-            e = tl.exp2(tl.load(decay + (c0 + it) * HV + hv))
+            pk = to[:, None] * k_stride + h * K + ok[None, :]
+            pq = to[:, None] * q_stride + h * K + ok[None, :]
+        if not TMA:
+            bk = tl.load(k + pk, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
+            bA = tl.load(A + rl[:, None] * C + oc[None, :]).to(INVERSE_DTYPE)
+        elif PER_CHANNEL:
+            bk = k_tiles.load([rows, 0]).to(DOT_DTYPE)
+            bA = A_tiles.load([rows, 0]).to(INVERSE_DTYPE)
+        else:
+            bk = k_tiles.load([t, h * K]).to(DOT_DTYPE)
+            bA = A_tiles.load([rows, 0]).to(INVERSE_DTYPE)
+        if PER_CHANNEL:
+            e = tl.exp2(tl.load(decay + chunk * BK + ok))[None, :]
+        else:
+            e = tl.exp2(tl.load(decay + chunk))
             ck = tl.load(k_in + rows + oc)
             cn = tl.load(k_out + rows + oc)
-        bq = bk
-        bP = bA
+        Sb = S.to(DOT_DTYPE)
+        U = tl.dot(Sb, tl.trans(bk))
+        if not PER_CHANNEL:
+            U = U * ck[None, :]
+        if not WITH_V:
+            W = -U
+        elif TMA:
+            W = tl.trans(v_tiles.load([t, hv * V + iv * BV])).to(tl.float32) - U
+        else:
+            W = tl.load(v + pv).to(tl.float32) - U
+        Vd = tl.dot(W.to(INVERSE_DTYPE), tl.trans(bA))
         if OUT:
-            if TMA:
-                if PER_CHANNEL:
-                    bq = q_tiles.load([rows, 0]).to(DOT_DTYPE)
-                else:
-                    bq = q_tiles.load([t, h * K]).to(DOT_DTYPE)
+            if not TMA:
+                bq = tl.load(q + pq, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
+                bP = tl.load(P + rl[:, None] * C + oc[None, :]).to(DOT_DTYPE)
+            elif PER_CHANNEL:
+                bq = q_tiles.load([rows, 0]).to(DOT_DTYPE)
                 bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
             else:
-                if PER_CHANNEL:
-                    bq = tl.load(q + rl[:, None] * BK + ok[None, :]).to(DOT_DTYPE)
-                else:
-                    pq = q + tl_[:, None] * q_stride + h * K + ok[None, :]
-                    bq = tl.load(pq, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
-                bP = tl.load(P + rl[:, None] * C + oc[None, :]).to(DOT_DTYPE)
+                bq = q_tiles.load([t, h * K]).to(DOT_DTYPE)
+                bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
+            Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
-                cq = tl.load(q_in + rows + oc)
-        S, O = _step(S, bk, bkn, bq, bv, bA, bP, ck, cq, cn, e, PER_CHANNEL, OUT)
-        if OUT:
-            to = (t + oc).to(tl.int64)
+                Ot = Ot * tl.load(q_in + rows + oc)[None, :]
+            Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
             po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
-            tl.store(po, O.to(o.dtype.element_ty))
-    if tail > 0:
-        t_ = (t0 + full * C + oc).to(tl.int64)
-        m = oc < tail
-        row = (c0 + full) * HV + hv
-        rl_ = row.to(tl.int64) * C + oc
-        bv_ = tl.load(
-            v + t_[None, :] * v_stride + hv * V + ov[:, None], mask=m[None, :], other=0.0
-        ).to(tl.float32)
-        bv_ = bv_ * keep_v
-        bA_ = tl.load(A + rl_[:, None] * C + oc[None, :]).to(DOT_DTYPE)
-        bP_ = bA_
-        if OUT:
-            bP_ = tl.load(P + rl_[:, None] * C + oc[None, :]).to(DOT_DTYPE)
-        if PER_CHANNEL:
-            pr = rl_[:, None] * BK + ok[None, :]
-            bk_ = tl.load(k + pr).to(DOT_DTYPE)
-            bkn_ = tl.load(kn + pr).to(DOT_DTYPE)
-            bq_ = bk_
-            if OUT:
-                bq_ = tl.load(q + pr).to(DOT_DTYPE)
-            e_ = tl.exp2(tl.load(decay + row * BK + ok))
-            S, O_ = _step(S, bk_, bkn_, bq_, bv_, bA_, bP_, 1.0, 1.0, 1.0, e_, True, OUT)
+            tl.store(po, Ot.to(o.dtype.element_ty))
+        if not PER_CHANNEL:
+            S = tl.dot((Vd * cn[None, :]).to(DOT_DTYPE), bk, S * e)
+        elif TMA:
+            bkn = kn_tiles.load([rows, 0]).to(DOT_DTYPE)
+            S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e)
         else:
+            bkn = tl.load(kn + pk).to(DOT_DTYPE)
+            S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e)
+    if TAIL:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+        if tail > 0:
+            chunk = (c0 + full) * HV + hv
+            m = oc < tail
+            to = (t0 + full * C + oc).to(tl.int64)
+            rl = chunk.to(tl.int64) * C + oc
+            pa = rl[:, None] * C + oc[None, :]
+            pv = to[None, :] * v_stride + hv * V + ov[:, None]
             mm = m[:, None] & mk[None, :]
-            pk_ = k + t_[:, None] * k_stride + h * K + ok[None, :]
-            bk_ = tl.load(pk_, mask=mm, other=0.0).to(DOT_DTYPE)
-            bq_ = bk_
-            if OUT:
-                pq_ = q + t_[:, None] * q_stride + h * K + ok[None, :]
-                bq_ = tl.load(pq_, mask=mm, other=0.0).to(DOT_DTYPE)
-            ck_ = tl.load(k_in + rl_)
-            cn_ = tl.load(k_out + rl_)
-            cq_ = tl.load(q_in + rl_)
-            e_ = tl.exp2(tl.load(decay + row))
-            S, O_ = _step(S, bk_, bk_, bq_, bv_, bA_, bP_, ck_, cq_, cn_, e_, False, OUT)
-        if OUT:
-            po_ = o + t_[None, :] * (HV * V) + hv * V + ov[:, None]
-            tl.store(po_, O_.to(o.dtype.element_ty), mask=m[None, :])
+            if PER_CHANNEL:
+                pk = rl[:, None] * BK + ok[None, :]
+                pq = pk
+                e = tl.exp2(tl.load(decay + chunk * BK + ok))[None, :]
+            else:
+                pk = to[:, None] * k_stride + h * K + ok[None, :]
+                pq = to[:, None] * q_stride + h * K + ok[None, :]
+                e = tl.exp2(tl.load(decay + chunk))
+            bk = tl.load(k + pk, mask=mm, other=0.0).to(DOT_DTYPE)
+            Sb = S.to(DOT_DTYPE)
+            U = tl.dot(Sb, tl.trans(bk))
+            if not PER_CHANNEL:
+                U = U * tl.load(k_in + rl)[None, :]
+            W = tl.load(v + pv, mask=m[None, :], other=0.0).to(tl.float32) - U
+            bA = tl.load(A + pa).to(INVERSE_DTYPE)
+            Vd = tl.dot(W.to(INVERSE_DTYPE), tl.trans(bA))
+            bq = tl.load(q + pq, mask=mm, other=0.0).to(DOT_DTYPE)
+            Ot = tl.dot(Sb, tl.trans(bq))
+            if not PER_CHANNEL:
+                Ot = Ot * tl.load(q_in + rl)[None, :]
+            bP = tl.load(P + pa).to(DOT_DTYPE)
+            Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
+            po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
+            tl.store(po, Ot.to(o.dtype.element_ty), mask=m[None, :])
+            if PER_CHANNEL:
+                bkn = tl.load(kn + pk).to(DOT_DTYPE)
+                S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e)
+            else:
+                cn = tl.load(k_out + rl)
+                S = tl.dot((Vd * cn[None, :]).to(DOT_DTYPE), bk, S * e)
     return S
 
 
@@ -204,23 +188,9 @@ def _local(
     v,
     A,
     P,
-    k_in,
-    q_in,
-    k_out,
-    decay,
+    numbers,
     o,
-    q_tiles,
-    k_tiles,
-    kn_tiles,
-    v_tiles,
-    A_tiles,
-    P_tiles,
-    q_stride,
-    k_stride,
-    v_stride,
     pool,
-    pool_stride,
-    pool_slots,
     read_slots,
     runs,
     segments,
@@ -228,6 +198,18 @@ def _local(
     added,
     moved,
     live,
+    q_tiles,
+    k_tiles,
+    kn_tiles,
+    v_tiles,
+    A_tiles,
+    P_tiles,
+    row_count,
+    q_stride,
+    k_stride,
+    v_stride,
+    pool_stride,
+    pool_slots,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -245,6 +227,10 @@ def _local(
     A sequence's first segment starts from the pool, so its added state is exact; its ``moved`` is
     a copy of the initial state, since the pool's slot may be overwritten by the last segment.
     """
+    k_in = numbers
+    q_in = numbers + row_count
+    k_out = numbers + 2 * row_count
+    decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
     iv = pid % NV
@@ -289,51 +275,21 @@ def _local(
             tl.store(live + g * HV + hv, tl.where(idle, 0, 1))
     elif skipped > 0:
         S = tl.zeros([BV, BK], tl.float32)
-    keep_v = tl.where(is_matrix == 1, 0.0, 1.0)
-    S = _walk(
-        S,
-        q,
-        k,
-        kn,
-        v,
-        A,
-        P,
-        k_in,
-        q_in,
-        k_out,
-        decay,
-        o,
-        q_tiles,
-        k_tiles,
-        kn_tiles,
-        v_tiles,
-        A_tiles,
-        P_tiles,
-        q_stride,
-        k_stride,
-        v_stride,
-        t0 + skipped * C,
-        full - skipped,
-        0,
-        c0 + skipped,
-        hv,
-        iv,
-        keep_v,
-        H,
-        HV,
-        K,
-        V,
-        BK,
-        BV,
-        C,
-        PER_CHANNEL,
-        False,
-        TMA,
-        STAGES,
-    )
     if is_matrix == 1:
+        S = _walk(
+            S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
+            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, t0 + skipped * C,
+            full - skipped, 0, c0 + skipped, hv, iv, H, HV, K, V, BK, BV, C, PER_CHANNEL,
+            False, False, False, TMA, STAGES,
+        )  # fmt: skip
         tl.store(moved + tile, S)
     else:
+        S = _walk(
+            S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
+            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, t0 + skipped * C,
+            full - skipped, 0, c0 + skipped, hv, iv, H, HV, K, V, BK, BV, C, PER_CHANNEL,
+            True, False, False, TMA, STAGES,
+        )  # fmt: skip
         tl.store(added + tile, S)
 
 
@@ -345,23 +301,9 @@ def _scan(
     v,
     A,
     P,
-    k_in,
-    q_in,
-    k_out,
-    decay,
+    numbers,
     o,
-    q_tiles,
-    k_tiles,
-    kn_tiles,
-    v_tiles,
-    A_tiles,
-    P_tiles,
-    q_stride,
-    k_stride,
-    v_stride,
     pool,
-    pool_stride,
-    pool_slots,
     read_slots,
     slots,
     runs,
@@ -369,6 +311,18 @@ def _scan(
     added,
     moved,
     live,
+    q_tiles,
+    k_tiles,
+    kn_tiles,
+    v_tiles,
+    A_tiles,
+    P_tiles,
+    row_count,
+    q_stride,
+    k_stride,
+    v_stride,
+    pool_stride,
+    pool_slots,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -383,6 +337,10 @@ def _scan(
     STAGES: tl.constexpr,
 ):
     """Outputs, exported states and final states of every segment."""
+    k_in = numbers
+    q_in = numbers + row_count
+    k_out = numbers + 2 * row_count
+    decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
     iv = pid % NV
@@ -419,7 +377,7 @@ def _scan(
             start = tl.max(tl.where(alive == 0, oi, 0))
             S = tl.load(added + ((g0 + start).to(tl.int64) * HV + hv) * size + tile)
             square = ok[:, None] * BK + ok[None, :]
-            for i in range(start + 1, place):
+            for i in tl.range(start + 1, place, num_stages=1):
                 base = ((g0 + i).to(tl.int64) * HV + hv) * size
                 M = tl.load(moved + base + square)
                 S = tl.dot(S, M, input_precision="tf32") + tl.load(added + base + tile)
@@ -430,46 +388,10 @@ def _scan(
         c0 = tl.load(runs + r * 5 + 3)
         export = tl.load(runs + r * 5 + 4).to(tl.int64)
         S = _walk(
-            S,
-            q,
-            k,
-            kn,
-            v,
-            A,
-            P,
-            k_in,
-            q_in,
-            k_out,
-            decay,
-            o,
-            q_tiles,
-            k_tiles,
-            kn_tiles,
-            v_tiles,
-            A_tiles,
-            P_tiles,
-            q_stride,
-            k_stride,
-            v_stride,
-            t0,
-            full,
-            tail,
-            c0,
-            hv,
-            iv,
-            1.0,
-            H,
-            HV,
-            K,
-            V,
-            BK,
-            BV,
-            C,
-            PER_CHANNEL,
-            True,
-            TMA,
-            STAGES,
-        )
+            S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
+            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, t0, full, tail, c0, hv, iv,
+            H, HV, K, V, BK, BV, C, PER_CHANNEL, True, True, True, TMA, STAGES,
+        )  # fmt: skip
         if (export >= 0) & (export < pool_slots):
             tl.store(
                 pool + export * pool_stride + at, S.to(pool.dtype.element_ty), mask=mk[None, :]

@@ -7,6 +7,10 @@ import enum
 import triton
 import triton.language as tl
 
+from hybridplan.kernels.common.launch import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
 
 class Gate(enum.IntEnum):
     """How a kernel gets the natural-log decay of a token from its gate input x.
@@ -33,7 +37,8 @@ def softplus(x):
 
 @triton.jit
 def sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
+    u = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0.0, 1.0, u) / (1.0 + u)
 
 
 @triton.jit
@@ -46,3 +51,15 @@ def log_decay(x, a_log, bias, lower_bound, GATE: tl.constexpr):
     else:
         g = lower_bound * sigmoid(tl.exp(a_log) * (x + bias))
     return g
+
+
+@triton.jit
+def power_of_2(x):
+    """2^x, results below 2^-126 flushed to zero: one instruction, against four of tl.exp2."""
+    if _INTERPRETED:
+        y = tl.exp2(x)
+    else:
+        y = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return y

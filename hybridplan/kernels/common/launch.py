@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Whether Triton runs its kernels on the CPU; read once, before kernels are defined."""
@@ -31,11 +32,54 @@ def has_tma(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def descriptor(matrix: torch.Tensor, block: tuple[int, int]) -> Any:
-    """TMA descriptor of a 2-D tensor with unit inner stride and rows of a multiple of 16 bytes."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
+def descriptor(base: torch.Tensor, rows: int, columns: int, stride: int, block: list[int]) -> Any:
+    """TMA descriptor of ``base`` seen as [rows, columns] with rows ``stride`` elements apart.
 
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
+    The caller has checked what TensorDescriptor's constructor would on every call: 16-byte
+    alignment of base and rows, unit inner stride.
+    """
+    made = object.__new__(TensorDescriptor)
+    made.base = base
+    made.shape = [rows, columns]
+    made.strides = [stride, 1]
+    made.block_shape = block
+    made.padding = "zero"
+    return made
+
+
+class Launcher:
+    """Launches one kernel; past Triton's inspection of arguments once a key was compiled.
+
+    The inspection (binding, specialising, hashing) costs several times the launch. A key must
+    determine all it would look at: dtypes, constants, options, and which integers are multiples of
+    16. Pointers that are not 16-byte aligned take the ordinary way.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._compiled: dict[tuple[object, ...], Any] = {}
+
+    def __call__(
+        self,
+        key: tuple[object, ...],
+        grid: tuple[int, int, int],
+        tensors: tuple[torch.Tensor | None, ...],
+        rest: tuple[Any, ...],
+        **options: Any,
+    ) -> None:
+        """Launch with arguments (*tensors, *rest)."""
+        address = 0
+        for t in tensors:
+            if t is not None:
+                address |= t.data_ptr()
+        if INTERPRETED or address & 15:
+            self.kernel[grid](*tensors, *rest, **options)
+            return
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = self.kernel[grid](*tensors, *rest, **options)
+        else:
+            compiled[grid](*tensors, *rest)
 
 
 def next_power_of_2(n: int) -> int:

@@ -11,7 +11,7 @@ from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.gates import Gate
-from hybridplan.kernels.common.launch import next_power_of_2
+from hybridplan.kernels.common.launch import Launcher, next_power_of_2
 from hybridplan.kernels.gated_delta.prepare import prepare
 
 
@@ -49,7 +49,8 @@ def chunk_prefill(
     slot, where its initial state is read; read_slots -1 starts from zero. A sequence whose slot is
     -1 is padding: its outputs stay untouched. ``exports`` keeps more states of the same pass:
     (sequence, p, slot) stores the state after its first p tokens. It equals the final state of a
-    prefill of those p tokens, bit for bit if p is a multiple of 64 and ``segment_chunks`` is given.
+    prefill of those p tokens; bit for bit if p is a multiple of 64, as are the exports before it,
+    and ``segment_chunks`` is the same.
 
     ``segment_chunks`` cuts long sequences into segments that run side by side (0: never; None:
     when the card would be idle otherwise). ``tma`` forces tensor descriptors on or off.
@@ -65,22 +66,30 @@ def chunk_prefill(
     )
     count, C = b.plan.chunk_count, CHUNK_TOKENS
     rows = count * z.HV * C
-    tiles = torch.empty(
-        (2, rows, C), dtype=delta_launch.tile_dtype(q.dtype), device=q.device
-    ).unbind()
+    A, P = delta_launch.square_tiles(rows, q)
     numbers = torch.empty(3 * rows + count * z.HV, dtype=torch.float32, device=q.device)
-    *per_token, decay = numbers.split([rows, rows, rows, count * z.HV])
+    tiles = None
+    if delta_launch.tma_usable(z, q, k, v) if tma is None else tma:
+        tiles = (delta_launch.row_tiles(q), delta_launch.row_tiles(k), None)
     if count:
-        prepare[(count, z.H)](
-            q, k, gate_input, beta, a_log, dt_bias, *tiles, *per_token, decay, b.plan.chunks,
-            q.stride(0), k.stride(0), z.K**-0.5 if scale is None else scale,
-            z.H, z.HV, z.K, next_power_of_2(z.K), C, int(gate), beta_is_logit, l2norm, True,
-            num_warps=4, num_stages=1,
+        flags = (int(gate), beta_is_logit, l2norm, True, tiles is not None)
+        _launch(
+            (z.serial, A.dtype, *flags),
+            (count, z.H, 1),
+            (q, k, gate_input, beta, a_log, dt_bias, A, P, numbers, b.plan.chunks),
+            (
+                *(tiles[:2] if tiles else (None, None)), rows, q.stride(0), k.stride(0),
+                z.K**-0.5 if scale is None else scale,
+                z.H, z.HV, z.K, next_power_of_2(z.K), C, *flags,
+            ),
+            num_warps=4, num_stages=1, maxnreg=PREPARE_REGISTERS if z.H == z.HV else None,
         )  # fmt: skip
-    usable = delta_launch.tma_usable(z, q, k, v) if tma is None else tma
     stages = 3 if b.plan.segment_count == 1 else 2
-    delta_launch.scan(
-        z, b, q, k, k, v, *tiles, (per_token[0], per_token[1], per_token[2]), decay, out, pool,
-        False, usable, stages, 4,
-    )  # fmt: skip
+    delta_launch.scan(z, b, q, k, k, v, tiles, A, P, numbers, out, pool, False, stages, 4)
     return out
+
+
+PREPARE_REGISTERS = 168
+"""Cap for one value head per q/k head: three programs fit a multiprocessor (107 against 132 us)."""
+
+_launch = Launcher(prepare)

@@ -1,8 +1,7 @@
 """The parallel part of the chunked gated delta rule: one program per chunk and q/k head.
 
-The gates factor out of the triangular system, (I + D L D^-1)^-1 = D (I + L)^-1 D^-1, and k's
-length is a number a token, so K K^T and Q K^T are formed once per q/k head from raw inputs and
-shared by its value heads.
+K K^T and Q K^T are formed once per q/k head from raw inputs and shared by its value heads: the
+decay between two tokens and the length of q and k are factors of an entry.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hybridplan.kernels.common.gates import log_decay, sigmoid
+from hybridplan.kernels.common.gates import log_decay, power_of_2, sigmoid
 from hybridplan.kernels.common.launch import DOT_DTYPE
 from hybridplan.kernels.common.triangular import unit_lower_inverse
 
@@ -27,11 +26,11 @@ def prepare(
     dt_bias,
     A,
     P,
-    k_in,
-    q_in,
-    k_out,
-    decay,
+    numbers,
     chunks,
+    q_tiles,
+    k_tiles,
+    row_count,
     q_stride,
     k_stride,
     scale,
@@ -44,8 +43,9 @@ def prepare(
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
     BATCHED: tl.constexpr,
+    TMA: tl.constexpr,
 ):
-    """Tiles A and P [chunk, HV, C, C]; per token k_in, q_in, k_out; per chunk log2 decay."""
+    """Tiles A and P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, C], log2 decays."""
     ic = tl.program_id(0)
     h = tl.program_id(1)
     R: tl.constexpr = HV // H
@@ -55,20 +55,27 @@ def prepare(
     ok = tl.arange(0, BK)
     t = t0 + oc
     m = t < end
-    mask = m[:, None] & (ok < K)[None, :]
-    bk = tl.load(k + t[:, None] * k_stride + h * K + ok[None, :], mask=mask, other=0.0)
-    bq = tl.load(q + t[:, None] * q_stride + h * K + ok[None, :], mask=mask, other=0.0)
+    eye = oc[:, None] == oc[None, :]
+    if TMA:
+        bk = k_tiles.load([t0.to(tl.int32), h * K]).to(DOT_DTYPE)
+        bq = q_tiles.load([t0.to(tl.int32), h * K]).to(DOT_DTYPE)
+    else:
+        mask = m[:, None] & (ok < K)[None, :]
+        bk = tl.load(k + t[:, None] * k_stride + h * K + ok[None, :], mask=mask, other=0.0)
+        bq = tl.load(q + t[:, None] * q_stride + h * K + ok[None, :], mask=mask, other=0.0)
+        bk = bk.to(DOT_DTYPE)
+        bq = bq.to(DOT_DTYPE)
+    both = m[:, None] & m[None, :]
+    KK = tl.where(both, tl.dot(bk, tl.trans(bk)), 0.0)
+    QK = tl.where(both, tl.dot(bq, tl.trans(bk)), 0.0)
     rk = tl.full([C], 1.0, tl.float32)
-    rq = tl.full([C], 1.0, tl.float32)
+    rq = tl.full([C], scale, tl.float32)
     if L2NORM:
-        fk = bk.to(tl.float32)
-        fq = bq.to(tl.float32)
-        rk = tl.rsqrt(tl.sum(fk * fk, 1) + 1e-6)
-        rq = tl.rsqrt(tl.sum(fq * fq, 1) + 1e-6)
-    rq = rq * scale
-    bk = bk.to(DOT_DTYPE)
-    KK = tl.dot(bk, tl.trans(bk)) * rk[:, None] * rk[None, :]
-    QK = tl.dot(bq.to(DOT_DTYPE), tl.trans(bk)) * rq[:, None] * rk[None, :]
+        QQ = tl.dot(bq, tl.trans(bq))
+        rk = tl.rsqrt(tl.sum(tl.where(eye, KK, 0.0), 1) + 1e-6)
+        rq = tl.rsqrt(tl.sum(tl.where(eye & both, QQ, 0.0), 1) + 1e-6) * scale
+    KK = KK * rk[:, None] * rk[None, :]
+    QK = QK * rq[:, None] * rk[None, :]
     low = oc[:, None] >= oc[None, :]
     for r in range(R):
         hv = h * R + r
@@ -85,15 +92,16 @@ def prepare(
         g = tl.maximum(g * LOG2_E, -200.0)  # 2^-200 is 0 in fp32; keeps -inf out of differences
         gc = tl.cumsum(g, 0)
         last = tl.sum(g)
-        pair = tl.exp2(tl.where(low, gc[:, None] - gc[None, :], -1e9))
+        pair = power_of_2(tl.where(low, gc[:, None] - gc[None, :], -1e9))
         row = (ic * HV + hv).to(tl.int64) * C
         tile = (row + oc[:, None]) * C + oc[None, :]
         tl.store(P + tile, (QK * pair).to(P.dtype.element_ty))
-        L = tl.where(oc[:, None] > oc[None, :], KK * beta[:, None], 0.0)
+        L = tl.where(oc[:, None] > oc[None, :], KK * pair * beta[:, None], 0.0)
         T = unit_lower_inverse(L, BATCHED)
-        tl.store(A + tile, (T * pair * beta[None, :]).to(A.dtype.element_ty))
-        into = tl.exp2(gc)
-        tl.store(k_in + row + oc, into * rk)
-        tl.store(q_in + row + oc, into * rq)
-        tl.store(k_out + row + oc, tl.exp2(last - gc) * rk)
-        tl.store(decay + ic * HV + hv, last)
+        tl.store(A + tile, (T * beta[None, :]).to(A.dtype.element_ty))
+        into = power_of_2(gc)
+        at = numbers + row + oc
+        tl.store(at, into * rk)
+        tl.store(at + row_count, into * rq)
+        tl.store(at + 2 * row_count, power_of_2(last - gc) * rk)
+        tl.store(numbers + 3 * row_count + ic * HV + hv, last)

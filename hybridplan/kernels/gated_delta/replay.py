@@ -18,7 +18,7 @@ from hybridplan.kernels.common.checks import FLOATS, check_slots, check_tensor, 
 from hybridplan.kernels.common.delta_decode import delta_update, state_rows, unit_row
 from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.gates import Gate, log_decay, sigmoid
-from hybridplan.kernels.common.launch import next_power_of_2
+from hybridplan.kernels.common.launch import Launcher, next_power_of_2
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,43 +195,25 @@ def replay_step(
     if out is None:
         out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
     BV = state_rows(requests, z.HV, z.V, pool.element_size())
-    _replay[(requests * z.HV * (z.V // BV),)](
-        q,
-        k,
-        v,
-        gate_input,
-        beta,
-        a_log,
-        dt_bias,
-        pool,
-        slots,
-        ring.corrections,
-        ring.keys,
-        ring.log_decays,
-        ring.head,
-        ring.pending,
-        out,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        pool.stride(0),
-        z.slots,
-        z.K**-0.5 if scale is None else scale,
-        ring.fold_tokens,
-        ring.rows,
-        z.H,
-        z.HV,
-        z.K,
-        z.V,
-        next_power_of_2(z.K),
-        BV,
-        drafts,
-        int(gate),
-        beta_is_logit,
-        l2norm,
+    flags = (drafts, int(gate), beta_is_logit, l2norm)
+    _launch(
+        (z.serial, BV, out.dtype, ring.keys.dtype, ring.rows, ring.fold_tokens, *flags),
+        (requests * z.HV * (z.V // BV), 1, 1),
+        (
+            q, k, v, gate_input, beta, a_log, dt_bias, pool, slots,
+            ring.corrections, ring.keys, ring.log_decays, ring.head, ring.pending, out,
+        ),
+        (
+            q.stride(0), k.stride(0), v.stride(0), pool.stride(0), z.slots,
+            z.K**-0.5 if scale is None else scale, ring.fold_tokens, ring.rows,
+            z.H, z.HV, z.K, z.V, next_power_of_2(z.K), BV, *flags,
+        ),
         num_warps=1,
-    )
+    )  # fmt: skip
     return out
+
+
+_launch = Launcher(_replay)
 
 
 def advance(ring: Ring, slots: torch.Tensor, drafts: int, kept: torch.Tensor | int) -> None:
