@@ -97,6 +97,14 @@ def common_tokens(
         return 0
     if a is b and a_start == b_start:
         return most
+    if (
+        a_start + most <= a.whole
+        and b_start + most <= b.whole
+        and a.unit_tokens == b.unit_tokens == 1
+    ):
+        ids_a = a.data[a_start * ID_BYTES : (a_start + most) * ID_BYTES]
+        ids_b = b.data[b_start * ID_BYTES : (b_start + most) * ID_BYTES]
+        return most if ids_a == ids_b else _equal_elements(ids_a, ids_b, most)
     first_a, first_b = a.element(a_start), b.element(b_start)
     count = min(
         a.element(a_start + most - 1) + 1 - first_a,

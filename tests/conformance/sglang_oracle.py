@@ -426,16 +426,18 @@ def prefix_id(tokens) -> str:
     return hashlib.sha1(",".join(map(str, tokens)).encode()).hexdigest()[:12]
 
 
-def run_events(trace: dict, backend: str) -> dict:
-    """Run a scripted trace; every event with its answer, totals, nodes and state order."""
+def run_events(trace: dict, backend: str, nodes: bool = True) -> list[dict]:
+    """Run a scripted trace; every event with its answer and totals, and with ``nodes`` (Python
+    core only) every node and the state order."""
     oracle = Oracle(trace.get("config", {}), backend)
     events = []
     for operation, request_id, tokens in operations(trace):
         run = getattr(oracle, operation)
         record = run(request_id) if operation == "finish" else run(request_id, tokens)
         record["totals"] = oracle.totals()
-        record["nodes"], record["mamba_lru"] = oracle.nodes(), oracle.mamba_lru()
+        if nodes:
+            record["nodes"], record["mamba_lru"] = oracle.nodes(), oracle.mamba_lru()
         events.append(record)
     if not oracle.live:  # SGLang's own invariant check needs an idle tree
         oracle.tree.sanity_check()
-    return {"events": events, "evicted": dict(oracle.evicted)}
+    return events
