@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from hybridplan.config.families import common
 from hybridplan.config.fields import Absent, Fields
-from hybridplan.config.spec import MLP, Mamba1, Mixer, ModelSpec
+from hybridplan.config.spec import MLP, Mamba1, Mixer, ModelSpec, Source
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
     count = f.layer_count()
     kinds = _cycle(f, count, "attn_layer", "full", "mamba", "model.pattern")
+    both = f"{f.at('attn_layer_period')}, {f.at('attn_layer_offset')}"
+    f.sources["model.pattern"] = Source(both, "derived")
     if f.has("layers_block_type"):
         words = {"mamba": "mamba", "attention": "full"}
         listed = common.listed(f, "layers_block_type", words, count)
