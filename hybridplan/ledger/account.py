@@ -17,6 +17,7 @@ from hybridplan.ledger.caches import (
     token_rate,
 )
 from hybridplan.ledger.checkpoints import DEFAULT_EVERY_TOKENS, checkpoints
+from hybridplan.ledger.conventions import assumptions
 from hybridplan.ledger.crossover import (
     attention_layers,
     attention_twin,
@@ -83,6 +84,7 @@ def ledger(
         weights(spec),
         _stages(caches, deployment, max(lengths)),
         _replicated(caches, deployment),
+        assumptions(spec, deployment),
         tuple(
             LayerLine(
                 c.index,

@@ -121,6 +121,41 @@ def growth_step_tokens(deployment: Deployment) -> int:
     return _MLX_STEP_TOKENS if deployment.engine == "mlx" else 1
 
 
+_NOT_IN_SERVING_ENGINES = {"rglru": "RG-LRU", "rwkv7": "RWKV-7"}
+
+
+def assumed(mixer_kind: str, deployment: Deployment) -> bool:
+    """Whether the rules for this mixer are ours for want of the engine's own."""
+    if deployment.engine in ("vllm", "sglang"):
+        return mixer_kind in _NOT_IN_SERVING_ENGINES
+    return deployment.engine in ("llama.cpp", "mlx")
+
+
+def assumptions(spec: ModelSpec, deployment: Deployment) -> tuple[str, ...]:
+    """What an account under ``deployment`` takes for granted, as sentences."""
+    engine = deployment.engine
+    kinds = {mixer.kind for layer in spec.layers for mixer in layer.mixers}
+    said = []
+    if engine in ("llama.cpp", "mlx"):
+        rule = "fp32 state and convolution" if engine == "llama.cpp" else "state in model dtype"
+        said.append(
+            f"{engine}: {rule}, a rule fitted to logged sizes of Gated DeltaNet models, not read "
+            "from its code"
+        )
+    if engine in ("vllm", "sglang"):
+        said += [
+            f"{engine} has no {name} layers; its rules for recurrent states are assumed to apply"
+            for kind, name in _NOT_IN_SERVING_ENGINES.items()
+            if kind in kinds
+        ]
+        if "compressed" in kinds and deployment.kv_dtype is None:
+            said.append(
+                "packed rows of 584 bytes, as FlashMLA on SM90 stores them; an engine that runs "
+                "FlashInfer on SM100 stores plain rows: --kv-dtype bfloat16"
+            )
+    return tuple(said)
+
+
 def check_parallel(deployment: Deployment) -> None:
     """Raises InputError for cuts that the engine does not make, or a version nobody taught us."""
     engine, tp, dcp = deployment.engine, deployment.tp, deployment.dcp

@@ -10,10 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hybridplan.config.spec import Attention, CompressedAttention, LatentAttention, Mixer, ModelSpec
+from hybridplan.config.spec import (
+    Attention,
+    CompressedAttention,
+    How,
+    LatentAttention,
+    Mixer,
+    ModelSpec,
+)
 from hybridplan.errors import InputError
 from hybridplan.ledger.caches import State, TokenCache, model_caches
-from hybridplan.ledger.conventions import conv_columns
+from hybridplan.ledger.conventions import assumed, conv_columns
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import element_bytes
 from hybridplan.ledger.figure import Figure, Input, weakest
@@ -112,7 +119,7 @@ class _Chain:
         names = dict.fromkeys(n for n in _NAME.findall(formula) if n not in _FUNCTIONS)
         return tuple(known[n] if n in known else self.config_input(mixer, n) for n in names)
 
-    def common(self, count: int, dtype: str, chosen_by: str) -> dict[str, Input]:
+    def common(self, mixer: Mixer, count: int, dtype: str, chosen_by: str) -> dict[str, Input]:
         known = {
             "layers": self.layer_count(count),
             "tp": Input("tp", self.deployment.tp, "deployment"),
@@ -120,7 +127,8 @@ class _Chain:
         }
         if dtype not in PACKED:
             origin = f"{dtype}, {chosen_by}"
-            known["element_bytes"] = Input("element_bytes", element_bytes(dtype), origin)
+            how: How = "assumed" if assumed(mixer.kind, self.deployment) else "exact"
+            known["element_bytes"] = Input("element_bytes", element_bytes(dtype), origin, how)
         return known
 
 
@@ -179,7 +187,7 @@ def _token_figures(chain: _Chain) -> list[tuple[str, bool]]:
     for cache, mixers in _held(chain)[0].items():
         mixer = mixers[0]
         by = _chosen(deployment.kv_dtype, "kv-dtype", deployment.engine)
-        known = chain.common(len(mixers), cache.dtype, by)
+        known = chain.common(mixer, len(mixers), cache.dtype, by)
         entry = cache.bytes_per_entry // cache.heads
         known["row_bytes"] = Input(
             "row_bytes", entry, f"{cache.dtype} row of {cache.key_dim} + {cache.value_dim} elements"
@@ -224,7 +232,7 @@ def _state_figures(chain: _Chain) -> dict[str, list[str]]:
         mixer = mixers[0]
         flag = deployment.state_dtype if state.name == "state" else deployment.conv_dtype
         by = _chosen(flag, f"{state.name}-dtype", deployment.engine)
-        known = chain.common(len(mixers), state.dtype, by)
+        known = chain.common(mixer, len(mixers), state.dtype, by)
         if state.name == "state":
             formula = f"layers * {_STATE[mixer.kind]} * element_bytes"
         elif state.name == "conv":

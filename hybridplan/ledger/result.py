@@ -155,6 +155,7 @@ class Ledger:
     weights: Weights
     stages: tuple[Stage, ...]
     replicated: tuple[str, ...]
+    assumptions: tuple[str, ...]
     layers: tuple[LayerLine, ...]
     figures: tuple[Figure, ...]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from hybridplan.ledger.pattern import LEGEND
 from hybridplan.ledger.result import Ledger, TokenCacheLine
-from hybridplan.report.units import count, exact, layers, size
+from hybridplan.report.units import count, exact, layers, ratio, size
 
 
 def screen(ledger: Ledger) -> list[RenderableType]:
@@ -84,7 +83,7 @@ def _answers(ledger: Ledger) -> Iterator[RenderableType]:
     grows = f"{count(per_token.bytes)} B"
     if per_token.windowed_bytes:
         grows += f", and {count(per_token.windowed_bytes)} B until the windows are full"
-    if per_token.twin_bytes is not None and ledger.crossover.twin_attention_layers:
+    if per_token.twin_bytes is not None and ledger.model.recurrent_layers:
         grows += f"; its all-attention twin {count(per_token.twin_bytes)} B"
     grid.add_row("A token adds", grows)
     parts = [f"state {exact(request.state_bytes)}", f"conv {exact(request.conv_bytes)}"]
@@ -160,17 +159,20 @@ def _replication(ledger: Ledger) -> list[RenderableType]:
 
 
 def _contexts(ledger: Ledger) -> RenderableType:
+    if not ledger.model.recurrent_layers:
+        table = _table("context", "one request")
+        for line in ledger.contexts:
+            table.add_row(f"{line.tokens:,}", size(line.hybrid_bytes))
+        return table
     table = _table("context", "KV", "state", "hybrid", "all-attention twin", "twin / hybrid")
     for line in ledger.contexts:
-        twin = size(line.twin_bytes) if line.twin_bytes is not None else "-"
-        ratio = f"{line.ratio:.2f}" if line.ratio is not None else "-"
         table.add_row(
             f"{line.tokens:,}",
             size(line.kv_bytes),
             size(line.fixed_bytes),
             size(line.hybrid_bytes),
-            twin,
-            ratio,
+            size(line.twin_bytes) if line.twin_bytes is not None else "-",
+            f"{line.ratio:.2f}" if line.ratio is not None else "-",
         )
     return table
 
@@ -185,7 +187,7 @@ def _checkpoints(ledger: Ledger) -> RenderableType:
             f"{cost.every_tokens:,}",
             size(held.checkpoint_bytes),
             size(cost.kv_bytes),
-            f"{cost.ratio:.1f}" if cost.ratio is not None else "-",
+            ratio(cost.ratio),
             f"{cost.state_share:.1%}" if cost.state_share is not None else "-",
         )
     return table
@@ -219,9 +221,10 @@ def _costs(ledger: Ledger) -> Iterator[RenderableType]:
     grid.add_row("Prefill to decode", sent)
     if ledger.checkpoints.checkpoint_bytes:
         kept = ledger.transfer.offload[-1]
+        every = ledger.checkpoints.costs[-1].every_tokens
         grid.add_row(
             "Host offload",
-            f"{kept.tokens:,} tokens with {kept.states:,} states: {size(kept.host_bytes)}, "
+            f"{kept.tokens:,} tokens, a state every {every:,}: {size(kept.host_bytes)}, "
             f"{kept.state_share or 0:.1%} of it states",
         )
     grid.add_row("Weights", _weights(ledger))
@@ -255,8 +258,10 @@ def _stages(ledger: Ledger) -> Iterator[RenderableType]:
 
 
 def _notes(ledger: Ledger) -> Iterator[RenderableType]:
+    for sentence in ledger.assumptions:
+        yield Text(f"assumed: {sentence}")
     for note in (*ledger.model.notes, *ledger.weights.notes):
-        yield Padding(Text(f"note: {note}", style="dim"), (0, 0))
+        yield Text(f"note: {note}", style="dim")
 
 
 def _comparison_rows(ledgers: Sequence[Ledger]) -> Iterator[tuple[str, list[str]]]:
@@ -281,8 +286,7 @@ def _comparison_rows(ledgers: Sequence[Ledger]) -> Iterator[tuple[str, list[str]
             next(cost for cost in ledger.checkpoints.costs if cost.every_tokens == tokens)
             for ledger in ledgers
         ]
-        ratios = [f"{cost.ratio:.1f}" if cost.ratio is not None else "-" for cost in costs]
-        yield f"checkpoint / KV of {tokens:,}", ratios
+        yield f"checkpoint / KV of {tokens:,}", [ratio(cost.ratio) for cost in costs]
 
 
 def _or_none(value: int | None) -> str:

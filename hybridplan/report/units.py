@@ -28,3 +28,10 @@ def exact(value: float) -> str:
 def layers(count_: int) -> str:
     """1 layer, 2 layers."""
     return "1 layer" if count_ == 1 else f"{count_} layers"
+
+
+def ratio(value: float | None) -> str:
+    """12.0, 0.8; two digits below 0.1; - for none."""
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
