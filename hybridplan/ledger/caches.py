@@ -7,7 +7,7 @@ belong to the plan, not here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridplan.config.spec import (
     RGLRU,
@@ -22,6 +22,7 @@ from hybridplan.config.spec import (
     Lightning,
     Mamba1,
     Mamba2,
+    Mixer,
     ModelSpec,
     Recurrent,
     ShortConv,
@@ -53,14 +54,27 @@ __all__ = [
 
 def model_caches(spec: ModelSpec, deployment: Deployment) -> tuple[LayerCaches, ...]:
     """The caches of every decoder layer on one rank, in order; drafts' layers are apart."""
-    conventions.check_parallel(deployment)
-    return tuple(layer_caches(layer, spec, deployment) for layer in spec.layers)
+    return _stack(spec.layers, spec, deployment)
 
 
 def draft_caches(spec: ModelSpec, deployment: Deployment) -> tuple[LayerCaches, ...]:
     """The caches of the MTP layers the checkpoint carries."""
+    return _stack(spec.draft_layers, spec, deployment)
+
+
+def _stack(
+    layers: tuple[Layer, ...], spec: ModelSpec, deployment: Deployment
+) -> tuple[LayerCaches, ...]:
+    """Caches of each layer; layers with equal mixers are worked out once."""
     conventions.check_parallel(deployment)
-    return tuple(layer_caches(layer, spec, deployment) for layer in spec.draft_layers)
+    known: dict[tuple[Mixer, ...], LayerCaches] = {}
+    made = []
+    for layer in layers:
+        first = known.get(layer.mixers)
+        if first is None:
+            first = known[layer.mixers] = layer_caches(layer, spec, deployment)
+        made.append(replace(first, index=layer.index))
+    return tuple(made)
 
 
 def layer_caches(layer: Layer, spec: ModelSpec, deployment: Deployment) -> LayerCaches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -87,13 +88,10 @@ def attention_layers(spec: ModelSpec) -> int:
 
 def request_bytes(spec: ModelSpec, deployment: Deployment) -> Callable[[int], int]:
     """Bytes of one request on a tensor parallel rank, over all layers, by its length in tokens."""
-    caches = [cache for layer in model_caches(spec, deployment) for cache in layer.tokens]
-    fixed = sum(layer.state_bytes for layer in model_caches(spec, deployment))
-    counts: dict[object, int] = {}
-    for cache in caches:
-        counts[cache] = counts.get(cache, 0) + 1
-    kinds = [(cache, counts[cache]) for cache in dict.fromkeys(caches)]
-    return lambda tokens: fixed + sum(count * cache.bytes(tokens) for cache, count in kinds)
+    layers = model_caches(spec, deployment)
+    fixed = sum(layer.state_bytes for layer in layers)
+    kinds = Counter(cache for layer in layers for cache in layer.tokens)
+    return lambda tokens: fixed + sum(count * cache.bytes(tokens) for cache, count in kinds.items())
 
 
 def crossover_tokens(spec: ModelSpec, deployment: Deployment) -> int | None:

@@ -1,4 +1,4 @@
-"""The same from Python: ``hybridplan.load`` and ``hybridplan.ledger``, whatever was imported first."""
+"""The same from Python: ``load`` and ``ledger``, whatever was imported first."""
 
 from __future__ import annotations
 
