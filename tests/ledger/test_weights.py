@@ -12,6 +12,8 @@ from hybridplan.config import catalogue
 from hybridplan.config.find import load, load_entry
 from hybridplan.config.read import read_config, read_file
 from hybridplan.ledger.weights import COMPONENTS, Weights, weights
+from hybridplan.ledger.weights.parts import mixer_parts, mlp_parts
+from hybridplan.ledger.weights.storage import Storage
 
 # Repositories whose total is not that of the file's own repository: quantised ones, whose totals
 # count packed words or were rounded, stand for the same model in bf16.
@@ -246,3 +248,27 @@ def test_excluded_modules_keep_the_model_dtype() -> None:
     assert size("model.layers.1.*") == size("*layers.1*")
     assert size("model.layers.1.*")["mlp"] == mlp + mlp // 2
     assert size("gate")["mlp"] == mlp
+
+
+def test_packed_words_of_a_mixed_repository() -> None:
+    """NVIDIA's Qwen3.6-27B-NVFP4 stores two fp4 weights in a byte and leaves the MTP layer out.
+
+    Its published element total, which counts packed bytes and no scales, is met only if exactly the
+    right modules are taken for fp4.
+    """
+    spec = load("qwen3.6-27b-nvfp4")
+    storage = Storage(spec)
+    counted = weights(spec)
+    four_bits = sum(
+        part.params
+        for layer in spec.layers
+        for part in (
+            *mixer_parts(layer.mixers[0], spec.hidden_size),
+            *mlp_parts(layer.mlp, spec.hidden_size),
+        )
+        if storage.bits(part, layer.index) == 4.5
+    )
+    assert storage.head_bits() == 4.5
+    four_bits += spec.vocab_size * spec.hidden_size
+    elements = counted.total_params - counted.draft_params - four_bits // 2
+    assert elements == PUBLISHED["nvidia/qwen3.6-27b-nvfp4"]
