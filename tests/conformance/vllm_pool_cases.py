@@ -68,7 +68,7 @@ def _arguments(rng: random.Random, family: str, tp: int, config: Config) -> Args
         if rng.random() < 0.2:
             args["speculative_config"]["disable_eagle_block_drop"] = True
     if family in WITH_PP and rng.random() < 0.15 and "speculative_config" not in args:
-        args["pipeline_parallel_size"] = rng.choice([2, 3])
+        args["pipeline_parallel_size"] = min(rng.choice([2, 3]), config["num_hidden_layers"])
     if family in GATED_DELTA and rng.random() < 0.25:
         args["gdn_prefill_backend"] = "triton"
     if family in WINDOWED and rng.random() < 0.2:

@@ -73,6 +73,9 @@ def model_layers(
         [site for layer in stage for site in builder.sites(layer)]
         for stage in pipeline_stages(spec.layers, deployment.pp, "vllm")
     ]
+    if names.registers_attention_first(spec):
+        for stage in sites:
+            stage.sort(key=lambda site: site.backend is None)
     part: names.Part = "mtp" if options.draft_layers is None else "drafter"
     sites[-1] += [site for layer in drafts for site in builder.sites(layer, part)]
     layers: dict[str, LayerCache] = {}

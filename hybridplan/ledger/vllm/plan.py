@@ -137,7 +137,9 @@ def plan_vllm(
     rules = rules_of(deployment.version)
     auto = options.max_model_len == AUTO_FIT
     longest = spec.max_tokens if auto or options.max_model_len is None else options.max_model_len
-    if longest > spec.max_tokens:
+    if not longest:
+        raise InputError(f"{spec.name} has no longest length of its own; give max_model_len")
+    if spec.max_tokens and longest > spec.max_tokens:
         raise RefusalError(
             f"max_model_len is {longest} but {spec.name} is made for {spec.max_tokens} tokens; "
             f"set it to {spec.max_tokens} or less"

@@ -102,7 +102,8 @@ def check_layout(groups: Sequence[CacheGroup], layout: str) -> None:
     caches = {cache for group in groups for cache in group.caches}
     for cache in caches:
         aligned = _up(cache.page_bytes, cache.stride_alignment_bytes)
-        if not layouts.whole_pages(layout) and aligned != cache.page_bytes:
+        cut = layouts.layer_outermost(layout) and not layouts.whole_pages(layout)
+        if cut and aligned != cache.page_bytes:
             raise RefusalError(
                 f"layout {layout} cannot pad a page of {cache.page_bytes} bytes to {aligned} "
                 "bytes; use one of whole pages (LBNHC)"

@@ -23,6 +23,7 @@ KDA_CHECKPOINT_TOKENS = 16
 FLASHINFER_REPLAY_TOKENS = 16
 _KDA_HEAD_DIM = 128
 _FLASHINFER_GDN_KEY_DIM = 128
+_TRITON_GDN = ("olmo_hybrid",)
 _REPLAYSSM_MODELS = ("nemotron_h",)
 UNSUPPORTED = ("rglru", "rwkv7")
 
@@ -158,14 +159,14 @@ def gdn_kernel(spec: ModelSpec, options: VllmOptions) -> GdnKernel | None:
     for layer in spec.layers:
         for mixer in layer.mixers:
             if isinstance(mixer, GatedDeltaNet):
-                name = "FlashInfer" if flashinfer_gdn(mixer, options) else "Triton/FLA"
+                name = "FlashInfer" if flashinfer_gdn(mixer, spec, options) else "Triton/FLA"
                 return GdnKernel(name, options.gdn_prefill, mixer.key_dim)
     return None
 
 
-def flashinfer_gdn(mixer: GatedDeltaNet, options: VllmOptions) -> bool:
+def flashinfer_gdn(mixer: GatedDeltaNet, spec: ModelSpec, options: VllmOptions) -> bool:
     """Whether FlashInfer's prefill kernel runs (it can export states inside a chunk)."""
-    if options.gdn_prefill == "triton":
+    if options.gdn_prefill == "triton" or spec.model_type in _TRITON_GDN:
         return False
     if options.generation == "sm90":
         return True
@@ -212,7 +213,7 @@ def checkpoint_alignment(spec: ModelSpec, options: VllmOptions, rules: VersionRu
         for mixer in layer.mixers:
             if mixer.kind in ("attention", "mla", "compressed", "gmu"):
                 continue
-            if not (isinstance(mixer, GatedDeltaNet) and flashinfer_gdn(mixer, options)):
+            if not (isinstance(mixer, GatedDeltaNet) and flashinfer_gdn(mixer, spec, options)):
                 return None
             found = True
     return GDN_CHECKPOINT_TOKENS if found else None
