@@ -304,7 +304,8 @@ class Layer:
 
     ``shared_block``: the weights of the attention are those of block n, shared by other layers
     (Zamba2); its KV is not shared. ``extra_params`` holds weight-bearing parts no cache sees
-    (norms, adapters, hyper-connections), by name.
+    (norms, adapters, hyper-connections), by name: ``mixer_`` and ``mlp_`` names count with the
+    mixers and MLPs, ``shared_`` names once per shared block.
     """
 
     index: int
