@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridplan.errors import InputError
+
 _HALF_BYTES = 2  # FP16
 _CONV_KERNEL = 4
 _EXPAND = 2
@@ -30,6 +32,15 @@ class ModelCosts:
     attention_square_flops: int
     mlp_layer_flops: int
     state_flops: int
+
+    def __post_init__(self) -> None:
+        if min(self.state_bytes, self.kv_bytes_per_token) < 0 or not (
+            self.state_bytes or self.kv_bytes_per_token
+        ):
+            raise InputError(
+                f"{self.state_bytes} B a state and {self.kv_bytes_per_token} B a token:"
+                " neither may be negative and a cache needs one of them"
+            )
 
     @classmethod
     def from_paper(

@@ -214,9 +214,10 @@ class ReplayedMarconi:
 
     def use(self) -> EngineUse:
         """States and evictions so far. There are no blocks: a cached block is a token of KV."""
+        per_token = self.config.costs.kv_bytes_per_token
         return EngineUse(
             engine=self.name,
-            num_blocks=self.config.capacity_bytes // self.config.costs.kv_bytes_per_token,
+            num_blocks=self.config.capacity_bytes // per_token if per_token else 0,
             groups=(),
             states=StateUse(
                 self._tree.states_kept, self._tree.states_hit, self.config.costs.state_bytes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hybridplan.errors import InputError
 from hybridplan.sim.marconi.costs import ModelCosts
 
 PAPER = ModelCosts.from_paper()
@@ -41,3 +44,9 @@ def test_flop_table(tokens: int, flops: str, held_bytes: int, flops_per_byte: in
     assert f"{PAPER.prefill_flops(tokens):.3e}" == flops
     assert PAPER.prefix_bytes(tokens) == held_bytes
     assert round(PAPER.flops_per_byte(tokens)) == flops_per_byte
+
+
+@pytest.mark.parametrize("state_bytes, kv_bytes", [(0, 0), (-1, 8)], ids=["nothing", "negative"])
+def test_a_cache_of_nothing_is_refused(state_bytes: int, kv_bytes: int) -> None:
+    with pytest.raises(InputError, match=f"{state_bytes} B a state and {kv_bytes} B a token"):
+        replace(PAPER, state_bytes=state_bytes, kv_bytes_per_token=kv_bytes)
