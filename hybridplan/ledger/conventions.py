@@ -59,7 +59,7 @@ def compressed_kv_dtype(spec: ModelSpec, deployment: Deployment) -> str:
 def conv_dtype(spec: ModelSpec, deployment: Deployment) -> str:
     """The user's, else float32 (llama.cpp), bfloat16 (SGLang), the model's (the others)."""
     if deployment.conv_dtype is not None:
-        return canonical(deployment.conv_dtype)
+        return _state_float(deployment.conv_dtype, "conv")
     if deployment.engine == "llama.cpp":
         return "float32"
     if deployment.engine == "sglang":
@@ -67,11 +67,21 @@ def conv_dtype(spec: ModelSpec, deployment: Deployment) -> str:
     return model_dtype(spec, deployment)
 
 
+def _state_float(name: str, what: str) -> str:
+    chosen = canonical(name)
+    if chosen not in ("float32", "bfloat16", "float16"):
+        raise InputError(
+            f"{what} dtype {chosen} is not one that engines keep states in; use float32, bfloat16 "
+            f"or float16"
+        )
+    return chosen
+
+
 def state_dtype(spec: ModelSpec, mixer: Recurrent, deployment: Deployment) -> str:
     """The user's, else what the engine picks for this model and mixer."""
     engine = deployment.engine
     if deployment.state_dtype is not None:
-        chosen = canonical(deployment.state_dtype)
+        chosen = _state_float(deployment.state_dtype, "state")
         if mixer.kind == "kda" and engine == "vllm" and chosen not in ("float32", "bfloat16"):
             raise InputError(
                 f"state dtype {chosen} is refused by vLLM for KDA layers; it takes float32 "

@@ -104,7 +104,8 @@ def _answers(ledger: Ledger) -> Iterator[RenderableType]:
             f"{m.change} {m.tokens:,}" if m.tokens is not None else f"{m.change} none"
             for m in crossover.movers
         ]
-        grid.add_row("  it moves with", ", ".join(moved))
+        cancels = "" if "(" in ledger.model.pattern else "; the share of attention cancels out"
+        grid.add_row("  it moves with", ", ".join(moved) + cancels)
     yield grid
 
 
@@ -132,7 +133,8 @@ def _caches(ledger: Ledger) -> RenderableType:
         )
     for state in ledger.states:
         shape = " x ".join(str(n) for n in state.shape)
-        cells = [f"{state.mixer} {state.name}", shape, state.dtype, str(state.layers)]
+        name = state.name if state.mixer == state.name else f"{state.mixer} {state.name}"
+        cells = [name, shape, state.dtype, str(state.layers)]
         cells += [size(state.layer_bytes), size(state.bytes)]
         table.add_row(*cells, *((size(state.total_bytes),) if tp > 1 else ()))
     return table

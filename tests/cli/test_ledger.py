@@ -215,6 +215,8 @@ BAD = [
     (["kimi-linear", "--kv-dtype", "nvfp4"], "needs K and V heads", "kv-needs-heads"),
     (["qwen3.5-0.8b", "--kv-dtype", "q8_0"], "format of llama.cpp", "kv-of-another-engine"),
     (["kimi-linear", "--state-dtype", "fp16"], "refused by vLLM for KDA", "kda-state"),
+    (["qwen3.5-0.8b", "--state-dtype", "int8"], "use float32, bfloat16 or float16", "int8-state"),
+    (["qwen3.5-0.8b", "--conv-dtype", "fp8"], "use float32, bfloat16 or float16", "fp8-conv"),
     (["qwen3.5-0.8b", "--engine", "trt"], "engine 'trt' is not known", "engine"),
     (["qwen3.5-0.8b", "--engine", "vllm@0.1"], "rules of vLLM 0.1 are not known", "version"),
     (["qwen3.5-0.8b", "--engine", "mlx", "--tp", "2"], "use --tp 1 with --pp 2", "mlx-tp"),

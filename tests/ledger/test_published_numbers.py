@@ -224,6 +224,14 @@ def test_replay_ring_of_mamba2() -> None:
     assert f"{RING_ROWS * record / (128 * 64 * 128 * 4):.1%}" == "7.2%"
 
 
+def test_verify_ring_of_gated_delta_net() -> None:
+    """Qwen3-Next: 13.57 MiB a request with low parts beside bf16 records (state_recovery 1)."""
+    spec = load("qwen3-next-80b-a3b-instruct")
+    account = ledger(spec, Deployment(engine="sglang", drafts=3))
+    ring = next(s for s in account.speculation.schemes if s.name.startswith("ReplaySSM"))
+    assert round(ring.extra_bytes / MIB, 2) == 13.57
+
+
 def test_recover_records_of_kda() -> None:
     """RecoverSSM: D / 64 of an fp32 state at V = K = 128 in bf16, so 12.5 % at D = 8."""
     account = ledger(load("kimi-linear-48b-a3b-instruct"), Deployment(drafts=7))
