@@ -121,6 +121,7 @@ class Replay:
     def _run(self) -> Iterator[RequestOutcome]:
         engine = self.engine
         in_flight = self.arrival.in_flight if isinstance(self.arrival, Closed) else None
+        is_timed = isinstance(self.arrival, Timed)
         idle = 0
         while True:
             if in_flight is None or self._open < in_flight:
@@ -130,19 +131,27 @@ class Replay:
                     break
                 self._sleep()
                 continue
-            steps = self._skippable()
-            if steps > 0:
+            steps = engine.skippable_steps()
+            if steps and is_timed:
+                steps = self._until_arrival(steps)
+            if steps:
                 self._advance(engine.running, steps)
                 engine.skip(steps)
                 continue
             tokens, admitted, finished = engine.step()
-            for order in admitted:
-                self._note_start(order)
-            self._advance(tokens, 1)
-            self._totals.see(engine.running, engine.waiting)
-            idle = 0 if tokens or finished or engine.running else idle + 1
-            if idle > LONGEST_IDLE:
-                raise engine.blocked()
+            if is_timed:
+                for order in admitted:
+                    self._note_start(order)
+                self._advance(tokens, 1)
+            waiting = engine.waiting
+            if admitted or waiting:
+                self._totals.see(engine.running + len(finished), waiting)
+            if tokens or finished:
+                idle = 0
+            elif not engine.running:
+                idle += 1
+                if idle > LONGEST_IDLE:
+                    raise engine.blocked()
             for order, outcome in finished:
                 yield self._close(order, outcome)
         self._ended = True
@@ -219,12 +228,10 @@ class Replay:
         if request is not None and isinstance(self.arrival, Timed):
             self._now_ns = max(self._now_ns, self._arrival_ns(request))
 
-    def _skippable(self) -> int:
-        steps = self.engine.skippable_steps()
-        if steps <= 0 or not isinstance(self.arrival, Timed):
-            return steps
+    def _until_arrival(self, steps: int) -> int:
+        """At most ``steps``, and no further than the step before the next arrival is noticed."""
         request = self._peek()
-        if request is None:
+        if request is None or not isinstance(self.arrival, Timed):
             return steps
         step_ns = self.arrival.step_time_ns(self.engine.running)
         until = self._arrival_ns(request) - self._now_ns

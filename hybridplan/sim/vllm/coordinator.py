@@ -80,6 +80,11 @@ class Coordinator:
                 self.managers[member].drops = spec_set.drops
         self.acting: Seq | None = None
         """The request whose tables changed last."""
+        self._releasing = tuple(
+            manager
+            for manager in self.managers
+            if not manager.group.kind.is_full_attention and manager.group.is_cacheable
+        )
         self._is_single = len(config.groups) == 1
         self._drops = bool(config.dropping_groups)
         # Offering the same prefix again publishes nothing new, but 0.32 marks a tail afresh and a
@@ -220,7 +225,7 @@ class Coordinator:
         return tokens - tokens % self.config.scheduler_block_tokens
 
     def release(self, seq: Seq, processed: int) -> None:
-        for manager in self.managers:
+        for manager in self._releasing:
             manager.release(seq, processed)
 
     def free(self, seq: Seq) -> None:

@@ -28,16 +28,22 @@ class MambaManager(GroupManager):
 
     def publish(self, seq: Seq, tokens: int, boundaries: Sequence[int]) -> None:
         table = seq.tables[self.index]
-        before = table.num_published or 0
-        super().publish(seq, tokens, boundaries)
-        after = table.num_published or 0
+        start = table.num_published or 0
+        full = min(tokens, seq.num_keys * self.hash_tokens) // self.block
+        live: list[int] = []
+        if start < full:
+            blocks = table.blocks
+            live = [blocks[column] for column in range(start, full) if blocks[column]]
+            if live:
+                super().publish(seq, tokens, boundaries)
+            else:
+                table.num_published = full
         self._publish_tail(seq, table, tokens)
-        if after > before:
-            key_of = self.pool.key_of
-            for block in table.blocks[before:after]:
-                key = key_of[block] if block else None
-                if key is not None:
-                    self.published_this_step.add(key)
+        key_of = self.pool.key_of
+        for block in live:
+            key = key_of[block]
+            if key is not None:
+                self.published_this_step.add(key)
 
     def _publish_tail(self, seq: Seq, table: BlockTable, tokens: int) -> None:
         """Publish a state that is no full column's."""

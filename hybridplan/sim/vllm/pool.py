@@ -45,6 +45,9 @@ class BlockPool:
         self.refs = [0]
         self.used = [0] * num_groups
         """Referenced blocks by group."""
+        self.peak = [0] * num_groups
+        self.taken = [0] * num_groups
+        """Blocks ever taken from the queue, by group."""
         self._group_of = [0]
         self.key_of: list[Key | None] = [None]
         self.key_group = [0]
@@ -53,7 +56,8 @@ class BlockPool:
         self.changes = 0
         """Counts every change of references, keys or queue; equal counts mean an equal pool."""
         self.evictions = 0
-        self.on_publish: list[PublishHook] = []
+        self.on_publish: tuple[list[PublishHook], ...] = tuple([] for _ in range(num_groups))
+        """Hooks by group."""
         self.on_evict: list[EvictHook] = []
         self.on_move: list[MoveHook] = []
         self._front: list[int] = []
@@ -85,7 +89,8 @@ class BlockPool:
         The caller has checked ``free_blocks``.
         """
         self.changes += 1
-        self.used[group] += count
+        self.taken[group] += count
+        self._count_up(group, count)
         front, refs, group_of = self._front, self.refs, self._group_of
         taken: list[int] = []
         while count and front:
@@ -122,8 +127,14 @@ class BlockPool:
             if block:
                 if not refs[block]:
                     del self._back[block]
-                    self.used[self._group_of[block]] += 1
+                    self._count_up(self._group_of[block], 1)
                 refs[block] += 1
+
+    def _count_up(self, group: int, count: int) -> None:
+        used = self.used[group] + count
+        self.used[group] = used
+        if used > self.peak[group]:
+            self.peak[group] = used
 
     def hold(self, block: int) -> None:
         """One more reference to a block in use (an endpoint of a queued copy)."""
@@ -150,14 +161,14 @@ class BlockPool:
     def publish(self, block: int, group: int, key: Key, position_tokens: int) -> None:
         """Make ``block`` findable under ``key``; a second key is added to the first."""
         if self._attach(block, group, key, position_tokens):
-            for hook in self.on_publish:
+            for hook in self.on_publish[group]:
                 hook(block, group, key, position_tokens)
 
     def publish_run(
         self, blocks: list[int], group: int, keys: list[Key], first_tokens: int, step_tokens: int
     ) -> None:
         """Publish blocks in a row, none null or already keyed; the first ends at first_tokens."""
-        cached, hooks = self.cached[group], self.on_publish
+        cached, hooks = self.cached[group], self.on_publish[group]
         key_of, key_group, key_position = self.key_of, self.key_group, self.key_position
         position = first_tokens
         for block, key in zip(blocks, keys, strict=True):
@@ -171,8 +182,9 @@ class BlockPool:
             key_of[block] = key
             key_group[block] = group
             key_position[block] = position
-            for hook in hooks:
-                hook(block, group, key, position)
+            if hooks:
+                for hook in hooks:
+                    hook(block, group, key, position)
             position += step_tokens
         self.changes += len(blocks)
 

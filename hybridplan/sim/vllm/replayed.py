@@ -72,15 +72,17 @@ class ReplayedVllm:
         self._admitted: list[int] = []
         self._finished: list[tuple[int, RequestOutcome]] = []
         groups = len(config.groups)
-        self._peak = [0] * groups
         self._sum = [0] * groups
-        self._allocated = [0] * groups
+        self._seen_changes = 0
+        self._used = [0] * groups
+        self._unmeasured = 0
         self.engine.observers.append(self)
         self.engine.scheduler.on_admit = self.starting
-        for manager in self.engine.scheduler.coordinator.managers:
-            manager.on_allocate = self.allocated
         if events is not None:
-            self.engine.pool.on_publish.append(self.published)
+            for manager in self.engine.scheduler.coordinator.managers:
+                manager.on_allocate = self.allocated
+            for hooks in self.engine.pool.on_publish:
+                hooks.append(self.published)
             self.engine.pool.on_evict.append(self.evicted)
             self.engine.pool.on_move.append(self.moved)
 
@@ -141,11 +143,19 @@ class ReplayedVllm:
         self._measure(steps)
 
     def _measure(self, steps: int) -> None:
-        used, peak, total = self.engine.pool.used, self._peak, self._sum
-        for group, blocks in enumerate(used):
+        """Add the blocks in use over ``steps``; equal stretches are added at once."""
+        pool = self.engine.pool
+        if pool.changes != self._seen_changes:
+            self._settle()
+            self._seen_changes = pool.changes
+            self._used = pool.used.copy()
+        self._unmeasured += steps
+
+    def _settle(self) -> None:
+        steps, total = self._unmeasured, self._sum
+        for group, blocks in enumerate(self._used):
             total[group] += blocks * steps
-            if blocks > peak[group]:
-                peak[group] = blocks
+        self._unmeasured = 0
 
     def blocked(self) -> RefusalError:
         """Why the head of the queue can never start: the pool is idle and still too small."""
@@ -162,14 +172,15 @@ class ReplayedVllm:
 
     def use(self) -> EngineUse:
         """Pool, states and evictions so far."""
+        self._settle()
         steps = max(self.engine.step_index, 1)
         groups = tuple(
             GroupUse(
                 name=group.name or f"group {index}",
                 kind=group.kind.value,
-                peak_blocks=self._peak[index],
+                peak_blocks=self.engine.pool.peak[index],
                 mean_blocks=self._sum[index] / steps,
-                allocated_blocks=self._allocated[index],
+                allocated_blocks=self.engine.pool.taken[index],
             )
             for index, group in enumerate(self.config.groups)
         )
@@ -183,9 +194,7 @@ class ReplayedVllm:
         )
 
     def allocated(self, seq: Sequence, group: int, blocks: list[int]) -> None:
-        self._allocated[group] += len(blocks)
-        if self._events is not None:
-            self._emit("allocate", seq.request.request_id, group, tuple(blocks))
+        self._emit("allocate", seq.request.request_id, group, tuple(blocks))
 
     def starting(self, seq: Sequence, lookup: Lookup) -> None:
         """A request leaves the queue; its own blocks are not yet in the pool."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hybridplan.sim.vllm.coordinator import Coordinator, Lookup
 from hybridplan.sim.vllm.pool import BlockPool
@@ -27,16 +27,18 @@ class Scheduled:
     outputs: int = 0
 
 
-@dataclass(slots=True)
 class Step:
-    """What one call of the scheduler decided."""
+    """What one call of the scheduler decided. ``tokens`` is the sum over ``parts``."""
 
-    parts: list[Scheduled] = field(default_factory=list)
-    admitted: list[tuple[Sequence, Lookup]] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    skip_drafts: bool = False
-    tokens: int = 0
+    __slots__ = ("admitted", "copies", "parts", "preempted", "skip_drafts", "tokens")
+
+    def __init__(self, skip_drafts: bool) -> None:
+        self.parts: list[Scheduled] = []
+        self.admitted: list[tuple[Sequence, Lookup]] = []
+        self.preempted: list[Sequence] = []
+        self.copies: list[tuple[int, int]] = []
+        self.skip_drafts = skip_drafts
+        self.tokens = 0
 
 
 class Scheduler:
@@ -51,6 +53,14 @@ class Scheduler:
         self.skipping = skipping
         self.on_admit: Callable[[Sequence, Lookup], None] | None = None
         """Called when a waiting request is sure to start, before the pool changes for it."""
+        self._notes_checkpoints = any(group.checkpoint_blocks for group in config.groups)
+        self._smallest_block = min(group.block_tokens for group in config.groups)
+        self._most_extra_blocks = 3 + max(
+            g.spec_blocks + g.checkpoint_blocks for g in config.groups
+        )
+        self._checkpoints_at_prefill_end = config.retention_interval_tokens == 0 and any(
+            group.checkpoint_blocks for group in config.groups
+        )
         self._keeps_in_flight = config.async_depth > 1
         self._edges = tuple(
             dict.fromkeys(
@@ -65,7 +75,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Fill one step: running requests first, then waiting ones in order."""
         config = self.config
-        step = Step(skip_drafts=config.skips_useless_drafts)
+        step = Step(config.skips_useless_drafts)
         self.coordinator.new_step()
         crowded = len(self.running) + len(self.waiting) > 1
         threshold = config.long_prefill_threshold_tokens if crowded else 0
@@ -102,7 +112,7 @@ class Scheduler:
             if 0 < threshold < tokens:
                 tokens = threshold
             tokens = min(tokens, budget, last_position - start)
-            if split is not None:
+            if split is not None and (start < seq.num_prompt or start < seq.num_tokens - 1):
                 tokens = split(seq, start, tokens)
             if tokens <= 0:
                 index += 1
@@ -211,19 +221,20 @@ class Scheduler:
         start = seq.computed + hit
         main = start + tokens
         slots = min(main + config.lookahead_tokens, config.max_model_len)
-        prefill_end = seq.prefill_end if config.retention_interval_tokens == 0 else 0
+        prefill_end = seq.prefill_end if self._checkpoints_at_prefill_end else 0
         watermark = 0
         if lookup is not None:
             watermark = config.watermark_blocks if self.running else 0
-            if config.reserve_full_prompt:
+            if config.reserve_full_prompt and not self._surely_fits(seq.num_tokens, watermark):
                 whole = min(seq.num_tokens, config.max_model_len)
                 need = self._needed(seq, whole, whole, lookup, start, True, prefill_end)
                 if need + watermark > pool.free_blocks:
                     return False
         coordinator.release(seq, max(0, start - seq.in_flight))
-        need = self._needed(seq, slots, main, lookup, start, False, prefill_end)
-        if need + watermark > pool.free_blocks:
-            return False
+        if lookup is not None or self._notes_checkpoints or not self._surely_fits(slots, 0):
+            need = self._needed(seq, slots, main, lookup, start, False, prefill_end)
+            if need + watermark > pool.free_blocks:
+                return False
         if lookup is not None and self.on_admit is not None:
             self.on_admit(seq, lookup)
         if lookup is not None and any(lookup.blocks):
@@ -236,6 +247,11 @@ class Scheduler:
         if self.skipping:
             self._look_ahead(seq, start, main, lookup is None and pool.changes == before)
         return True
+
+    def _surely_fits(self, tokens: int, spare_blocks: int) -> bool:
+        """Whether the pool is free enough for any request of ``tokens``; spares exact counting."""
+        blocks = tokens // self._smallest_block + self._most_extra_blocks
+        return len(self.config.groups) * blocks + spare_blocks <= self.pool.free_blocks
 
     def needed_for_whole_prompt(self, seq: Sequence, lookup: Lookup) -> int:
         """Blocks that admitting ``seq`` takes, watermark left out."""
@@ -281,7 +297,7 @@ class Scheduler:
         Tables change only near an edge (the state left behind goes one step later, late by what is
         in flight) or when a window passes one.
         """
-        if start < seq.prefill_end:
+        if start < seq.num_prompt or start < seq.num_tokens - 1:
             return -1
         lag = in_flight if self._keeps_in_flight else 0
         end = seq.stop_at + seq.max_tokens

@@ -23,14 +23,14 @@ class StateCounter:
         self._used = 0
         self._unused: set[int] = set()
         if self._leads:
-            scheduler.pool.on_publish.append(self.published)
+            for lead in self._leads:
+                scheduler.pool.on_publish[lead].append(self.published)
             scheduler.pool.on_evict.append(self.evicted)
             scheduler.pool.on_move.append(self.moved)
 
     def published(self, block: int, group: int, key: Key, position_tokens: int) -> None:
-        if group in self._leads:
-            self._kept += 1
-            self._unused.add(block)
+        self._kept += 1
+        self._unused.add(block)
 
     def evicted(self, block: int, keys: list[tuple[int, Key]], overwritten: bool) -> None:
         self._unused.discard(block)

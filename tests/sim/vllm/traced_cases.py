@@ -156,7 +156,8 @@ class _Recorder:
         self.new_blocks: dict[str, list[int]] = {}
         self.known: dict[Key, tuple[str, int]] = {}
         self.sequences: list[Sequence] = []
-        engine.pool.on_publish.append(self.published)
+        for hooks in engine.pool.on_publish:
+            hooks.append(self.published)
         engine.pool.on_evict.append(self.evicted)
         engine.pool.on_move.append(self.moved)
         engine.observers.append(self)
