@@ -7,7 +7,7 @@ MLX from logged pools (fp32 state and conv; bf16 state with KV in steps of 256 t
 
 from __future__ import annotations
 
-from hybridplan.config.spec import ModelSpec, Recurrent, Window
+from hybridplan.config.spec import Mixer, ModelSpec, Recurrent, Window
 from hybridplan.errors import InputError
 from hybridplan.ledger.deployment import VLLM_VERSIONS, Deployment
 from hybridplan.ledger.dtypes import canonical
@@ -163,7 +163,14 @@ def assumptions(spec: ModelSpec, deployment: Deployment) -> tuple[str, ...]:
                 "packed rows of 584 bytes, as FlashMLA on SM90 stores them; an engine that runs "
                 "FlashInfer on SM100 stores plain rows: --kv-dtype bfloat16"
             )
+    if engine == "sglang" and any(_has_tail_ring(m) for x in spec.layers for m in x.mixers):
+        said.append("the ring for tokens of an unfinished index pool is counted as vLLM keeps it")
     return tuple(said)
+
+
+def _has_tail_ring(mixer: Mixer) -> bool:
+    indexer = getattr(mixer, "indexer", None)
+    return indexer is not None and indexer.owned and indexer.tail_ring
 
 
 def check_parallel(deployment: Deployment) -> None:

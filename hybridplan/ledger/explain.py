@@ -35,21 +35,21 @@ ENGINE_RULES = {
     "mlx": "MLX: state in the model's dtype, KV in steps of 256 tokens, fitted to logged snapshots",
 }
 _STATE = {
-    "gdn": "value_heads // tp * key_dim * value_dim",
-    "kda": "heads // tp * head_dim * head_dim",
-    "lightning": "heads // tp * head_dim * head_dim",
-    "mamba1": "inner // tp * state_dim",
-    "mamba2": "heads // tp * head_dim * state_dim",
-    "rglru": "lru_width // tp",
-    "rwkv7": "heads // tp * head_dim * head_dim",
-    "state": "state_elements // tp",
+    "gdn": "(value_heads // tp) * key_dim * value_dim",
+    "kda": "(heads // tp) * head_dim * head_dim",
+    "lightning": "(heads // tp) * head_dim * head_dim",
+    "mamba1": "(inner // tp) * state_dim",
+    "mamba2": "(heads // tp) * head_dim * state_dim",
+    "rglru": "(lru_width // tp)",
+    "rwkv7": "(heads // tp) * head_dim * head_dim",
+    "state": "(state_elements // tp)",
 }
 _CHANNELS = {
     "gdn": "(2 * key_heads * key_dim + value_heads * value_dim) // tp",
     "kda": "3 * heads * head_dim // tp",
-    "mamba1": "inner // tp",
-    "mamba2": "(heads // tp * head_dim + 2 * groups_per_rank * state_dim)",
-    "rglru": "lru_width // tp",
+    "mamba1": "(inner // tp)",
+    "mamba2": "((heads // tp) * head_dim + 2 * groups_per_rank * state_dim)",
+    "rglru": "(lru_width // tp)",
     "short_conv": "channels // tp",
     "state": "conv_channels // tp",
 }
@@ -127,7 +127,9 @@ class _Chain:
         }
         if dtype not in PACKED:
             origin = f"{dtype}, {chosen_by}"
-            how: How = "assumed" if assumed(mixer.kind, self.deployment) else "exact"
+            how: How = "exact" if chosen_by.startswith("--") else "derived"
+            if assumed(mixer.kind, self.deployment):
+                how = "assumed"
             known["element_bytes"] = Input("element_bytes", element_bytes(dtype), origin, how)
         return known
 
