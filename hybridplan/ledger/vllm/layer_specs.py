@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hybridplan.config.spec import LatentAttention, Layer, ModelSpec
-from hybridplan.errors import InputError
+from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.sharding import pipeline_stages
 from hybridplan.ledger.vllm import names
@@ -59,6 +59,11 @@ def model_layers(
     Each pipeline rank aligns its own blocks (vLLM does so in the worker): a rank without attention
     leaves its states unpadded. Raises InputError or RefusalError where vLLM would refuse the model.
     """
+    if spec.architecture in rules.unserved:
+        raise RefusalError(
+            f"vLLM {rules.version} has no model class for {spec.architecture} ({spec.name}), so it "
+            "would not load; plan it for another engine"
+        )
     drafts = _draft_layers(spec, deployment, options)
     states = any(layer_states(layer) for layer in spec.layers)
     attends = any(True for _ in attending(spec.layers))

@@ -28,7 +28,7 @@ class VersionRules:
     groups x block instead of concurrency x max_model_len. ``guards_step_budget``: start-up fails
     where a hybrid block is larger than max_num_batched_tokens. ``reserves_null_block``: the fit
     check takes the null block off first. ``kv_is_model_dtype``: a 16-bit KV dtype must be the
-    model's.
+    model's. ``unserved``: architectures without a model class.
     """
 
     version: str
@@ -45,8 +45,25 @@ class VersionRules:
     guards_step_budget: bool = False
     reserves_null_block: bool = True
     kv_is_model_dtype: bool = False
+    unserved: frozenset[str] = frozenset()
 
 
+# Architectures of published hybrids that the model registry of 0.32 and 0.33 lacks or has dropped.
+_UNSERVED = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        "BailingMoeLinearV2",
+        "Bamba",
+        "Hymba",
+        "Lfm3",
+        "MiniMaxM1",
+        "MiniMaxText01",
+        "Phi4Flash",
+        "Plamo2",
+        "RWKV7",
+        "RecurrentGemma",
+    )
+)
 _OLDER = VersionRules(
     "older",
     other_checkpoints=False,
@@ -65,8 +82,9 @@ RULES = {
         flags_drafts_by_layer=True,
         glm_fp8_on_sm100=True,
         kv_is_model_dtype=True,
+        unserved=_UNSERVED,
     ),
-    "0.32": VersionRules("0.32", replayssm_extends_groups=False),
+    "0.32": VersionRules("0.32", replayssm_extends_groups=False, unserved=_UNSERVED),
     "older": replace(_OLDER, version="older"),
     "oldest": replace(_OLDER, version="oldest", counts_blocks_per_group=True),
 }
