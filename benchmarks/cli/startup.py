@@ -2,8 +2,11 @@
 
     python benchmarks/cli/startup.py [--pairs 20] [--hf-mem PATH] [--out FILE]
 
+On a machine that others load, start it as ``chrt -f 10 python ...`` (root); the record says so.
+
 Each of our commands is run in alternating pairs with each baseline, so that a slow moment of the
-machine hits both. The baselines: the imports every run must make (typer, rich, pydantic), and
+machine hits both; the record keeps its load. The baselines: the imports every run must make
+(typer, rich, pydantic), and
 ``hf-mem --help`` where it is installed. Wall-clock seconds of whole processes.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -90,6 +94,8 @@ def main() -> int:
             "processor": platform.processor() or platform.machine(),
             "system": platform.system(),
         },
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "real_time_priority": os.sched_getscheduler(0) != os.SCHED_OTHER,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("hybridplan", "typer", "rich", "pydantic")},
         "limits_s": LIMITS_S,
