@@ -1,7 +1,8 @@
 """hybridplan: memory and prefix-cache planning for hybrid language models.
 
-``load(name)`` reads a model, ``ledger(spec, deployment)`` accounts for it; both return the typed
-objects that the command line prints. Names are resolved on first use, so importing is cheap.
+``load(name)`` reads a model, ``ledger(spec, deployment)`` accounts for it, ``simulate(requests,
+engine)`` replays a trace; all return the typed objects that the command line prints. Names are
+resolved on first use, so importing is cheap.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hybridplan.ledger.account import ledger
     from hybridplan.ledger.deployment import Deployment
     from hybridplan.ledger.result import Comparison, Ledger
+    from hybridplan.sim.replay import simulate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "__version__",
     "ledger",
     "load",
+    "simulate",
 ]
 
 _HOMES = {
@@ -36,6 +39,7 @@ _HOMES = {
     "Ledger": "hybridplan.ledger.result",
     "ModelSpec": "hybridplan.config.spec",
     "load": "hybridplan.config.find",
+    "simulate": "hybridplan.sim.replay",
 }
 
 

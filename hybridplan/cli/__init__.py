@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain-log": ("hybridplan.cli.explain_log", "Explain the memory lines of a boot log."),
     "models": ("hybridplan.cli.models", "The catalogue of shipped configs."),
     "trace": ("hybridplan.cli.trace", "What a request trace holds, and its conversion."),
+    "simulate": (
+        "hybridplan.cli.simulate",
+        "Replay a request trace through the engine's prefix cache.",
+    ),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
 }
 

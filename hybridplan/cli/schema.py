@@ -13,6 +13,7 @@ from hybridplan.errors import InputError
 _RESULTS = {
     "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison")),
     "models": ("hybridplan.ledger.catalogue", ("Catalogue",)),
+    "simulate": ("hybridplan.sim.result", ("SimulateResult",)),
     "trace": ("hybridplan.sim.traces.summary", ("TraceSummary",)),
 }
 

@@ -16,6 +16,16 @@ FORMATS = (".png", ".svg", ".pdf")
 _UNDATED: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
+def check_target(path: Path) -> str:
+    """The suffix of a picture's path. Raises InputError where ``drawing`` could not write it."""
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise InputError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--plot {path}: the folder {path.parent} does not exist")
+    return suffix
+
+
 @contextmanager
 def drawing(path: Path, *, size_inches: tuple[float, float] = (8, 5)) -> Iterator[Axes]:
     """Axes to draw on; the picture is written to ``path`` when the block ends.
@@ -24,11 +34,7 @@ def drawing(path: Path, *, size_inches: tuple[float, float] = (8, 5)) -> Iterato
     for a suffix that is none of FORMATS or a path that cannot be written, MissingExtraError
     without matplotlib.
     """
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise InputError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise InputError(f"--plot {path}: the folder {path.parent} does not exist")
+    suffix = check_target(path)
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure

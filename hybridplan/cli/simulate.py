@@ -1,0 +1,301 @@
+"""``hybridplan simulate``: what prefix caching does with a trace, and which flag would help."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybridplan.cli import flags
+from hybridplan.cli import trace_options as trace_flag
+from hybridplan.cli.common import JsonFlag, print_json, print_report, warn
+from hybridplan.errors import InputError
+
+if TYPE_CHECKING:
+    from hybridplan.ledger.deployment import Deployment
+    from hybridplan.ledger.planning.ask import MemoryAsk
+    from hybridplan.sim.setup import SglangFlags, VllmFlags
+
+_TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
+_MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
+_BLOCKS = typer.Option("--num-blocks", help="Blocks of vLLM's pool (num_gpu_blocks_override).")
+_ARRIVAL = typer.Option(
+    "--arrival",
+    help="sequential; closed:N (N in flight); timed or timed:TOKENS_PER_S:STEP_S (the trace's"
+    " clock, a step taking STEP_S + tokens / TOKENS_PER_S seconds; 20000 and 0.005).",
+)
+_GAP = typer.Option(
+    "--session-gap",
+    help="Timed: seconds between session starts, where each session has its own clock.",
+)
+_RETENTION = typer.Option(
+    "--prefix-cache-retention-interval",
+    help="vLLM: 0 keeps prompt-end and fork states, N every N tokens, none every chunk end.",
+)
+_SHARED = typer.Option(
+    "--enable-mamba-shared-prefix-checkpoint", help="vLLM: a state where prompts part, with MTP."
+)
+_POLICY = typer.Option("--policy", help="engine, or all: a state at every block (not in vLLM now).")
+_WATERMARK = typer.Option("--watermark", help="vLLM: share of the pool kept from waiting requests.")
+_ACCEPTED = typer.Option("--accepted-drafts", help="Drafts accepted per verification: 2 or 0,1,2.")
+_METHOD = typer.Option("--draft-method", help="mtp, ngram, eagle3, dflash, ...")
+_BACKEND = typer.Option("--attention-backend", help="FLASH_ATTN, FLASHINFER, TRITON_ATTN, ...")
+_ASYNC = typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM: as at boot.")
+_WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
+_STRATEGY = typer.Option("--mamba-radix-cache-strategy", help="SGLang: auto, no_buffer, ...")
+_RATIO = typer.Option("--mamba-full-memory-ratio", help="SGLang: state bytes over KV bytes.")
+_SLOTS = typer.Option("--max-mamba-cache-size", help="SGLang: state slots, given.")
+_RUNNING = typer.Option("--max-running-requests", help="SGLang: running requests at most.")
+_PAGE = typer.Option("--page-size", help="SGLang: tokens of a KV page.")
+_BOUNDS = typer.Option(
+    "--bounds/--no-bounds", help="Replay again for the upper bound where the trace is coarse."
+)
+_ADVICE = typer.Option("--advice", help="auto, full (re-run the whole trace) or off.")
+_PER_REQUEST = typer.Option("--per-request", help="Write outcomes to a .csv, .jsonl or .parquet.")
+_EVENTS = typer.Option("--events", help="Write allocations, hits and evictions to a .jsonl.")
+_PLOT = typer.Option("--plot", help="Draw hits, pool and losses to a .png, .svg or .pdf file.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("simulate", help="Replay a request trace through the engine's prefix cache.")(
+        _simulate
+    )
+
+
+def _simulate(
+    trace: Annotated[str, _TRACE],
+    model: Annotated[str, _MODEL] = "qwen3.5-0.8b",
+    engine: flags.Engine = "vllm@0.33",
+    gpu: flags.GpuName = None,
+    kv_memory: flags.KvMemory = None,
+    num_blocks: Annotated[int | None, _BLOCKS] = None,
+    arrival: Annotated[str, _ARRIVAL] = "sequential",
+    session_gap: Annotated[float | None, _GAP] = None,
+    limit: trace_flag.Limit = None,
+    advice: Annotated[str, _ADVICE] = "auto",
+    bounds: Annotated[bool, _BOUNDS] = True,
+    per_request: Annotated[Path | None, _PER_REQUEST] = None,
+    events: Annotated[Path | None, _EVENTS] = None,
+    plot: Annotated[Path | None, _PLOT] = None,
+    memory_utilization: flags.Utilisation = None,
+    weights_memory: Annotated[str | None, _WEIGHTS] = None,
+    tp: flags.Tp = 1,
+    pp: flags.Pp = 1,
+    dcp: flags.Dcp = 1,
+    kv_dtype: flags.KvDtype = None,
+    state_dtype: flags.StateDtype = None,
+    conv_dtype: flags.ConvDtype = None,
+    drafts: flags.Drafts = 0,
+    draft_method: Annotated[str | None, _METHOD] = None,
+    accepted_drafts: Annotated[str | None, _ACCEPTED] = None,
+    max_model_len: flags.MaxModelLen = None,
+    max_num_seqs: flags.MaxNumSeqs = None,
+    max_num_batched_tokens: flags.BatchedTokens = None,
+    block_size: flags.BlockTokens = None,
+    prefix_match_unit: flags.MatchUnit = None,
+    prefix_cache_retention_interval: Annotated[str | None, _RETENTION] = None,
+    enable_mamba_shared_prefix_checkpoint: Annotated[bool, _SHARED] = False,
+    prefix_caching: flags.PrefixCaching = None,
+    policy: Annotated[str, _POLICY] = "engine",
+    watermark: Annotated[float, _WATERMARK] = 0.0,
+    attention_backend: Annotated[str | None, _BACKEND] = None,
+    async_scheduling: Annotated[bool, _ASYNC] = True,
+    mamba_radix_cache_strategy: Annotated[str | None, _STRATEGY] = None,
+    mamba_full_memory_ratio: Annotated[str | None, _RATIO] = None,
+    max_mamba_cache_size: Annotated[int | None, _SLOTS] = None,
+    max_running_requests: Annotated[int | None, _RUNNING] = None,
+    page_size: Annotated[int | None, _PAGE] = None,
+    format: trace_flag.Format = None,
+    block_tokens: trace_flag.BlockTokens = None,
+    tail: trace_flag.Tail = None,
+    time_unit: trace_flag.Unit = None,
+    clock: trace_flag.Clock = None,
+    id_scope: trace_flag.IdScope = None,
+    tokenizer: trace_flag.Tokenizer = None,
+    tokens_per_char: trace_flag.TokensPerChar = None,
+    inputs: trace_flag.Inputs = None,
+    output_tokens: trace_flag.OutputTokens = None,
+    turns: trace_flag.Turns = None,
+    subagents: trace_flag.Subagents = True,
+    order: trace_flag.Order = "file",
+    window: trace_flag.Window = 65536,
+    link_sessions: trace_flag.LinkSessions = False,
+    drop_empty: trace_flag.DropEmpty = False,
+    skip_bad: trace_flag.SkipBad = 0,
+    download: flags.Download = False,
+    json: JsonFlag = False,
+) -> int:
+    given = locals()
+    from hybridplan.cli.progress import watching
+    from hybridplan.config.find import load
+    from hybridplan.ledger.deployment import Deployment, parse_engine
+    from hybridplan.sim.arrival import parse_arrival
+    from hybridplan.sim.export import event_writer, request_writer
+    from hybridplan.sim.run import SimulateAsk, run
+    from hybridplan.sim.setup import EngineAsk
+
+    if advice not in ("auto", "full", "off"):
+        raise InputError(f"--advice {advice!r} is not known; use auto, full or off")
+    if num_blocks is not None and kv_memory is not None:
+        raise InputError(
+            f"--num-blocks {num_blocks} and --kv-memory {kv_memory} both size the pool; give one"
+        )
+    name, version = parse_engine(engine)
+    deployment = Deployment(name, version, tp, pp, dcp, kv_dtype, state_dtype, conv_dtype, drafts)
+    arrives = parse_arrival(arrival)
+    if plot is not None:
+        from hybridplan.report.canvas import check_target
+
+        check_target(plot)
+    opened = trace_flag.open_with(trace, given)
+    ask = SimulateAsk(
+        engine=EngineAsk(
+            load(model, download=download),
+            deployment,
+            _engine_flags(deployment, given),
+            _memory(name, given),
+        ),
+        trace=opened,
+        arrival=arrives,
+        session_gap_s=session_gap,
+        bounds=bounds,
+        advice=advice,  # type: ignore[arg-type]
+    )
+    with ExitStack() as stack:
+        write = stack.enter_context(request_writer(per_request)) if per_request else None
+        sink = stack.enter_context(event_writer(events)) if events else None
+        watch = stack.enter_context(watching(lambda: sum(1 for _ in opened.requests())))
+        result = run(ask, on_outcome=write, events=sink, watch=watch)
+    if plot is not None:
+        from hybridplan.report.simulate_plot import draw
+
+        draw(result, plot)
+    if json:
+        from hybridplan.report.document import document
+
+        print_json(document(result))
+    else:
+        from hybridplan.report.simulate import screen
+
+        print_report(*screen(result))
+    if result.interrupted is not None:
+        warn(f"interrupted during the {result.interrupted}")
+        return 130
+    return 0
+
+
+def _memory(engine: str, given: dict[str, Any]) -> MemoryAsk | None:
+    from hybridplan.ledger.gpu import find_gpu
+    from hybridplan.ledger.memory import VLLM_UTILISATION
+    from hybridplan.ledger.planning.ask import MemoryAsk
+    from hybridplan.ledger.planning.sglang import SGLANG_FRACTION
+
+    gpu, kv_memory = given["gpu"], given["kv_memory"]
+    if gpu is None and kv_memory is None:
+        for flag in ("memory_utilization", "weights_memory"):
+            if given[flag] is not None:
+                raise InputError(
+                    f"--{flag.replace('_', '-')} divides a card's memory; name the card with --gpu"
+                )
+        return None
+    usual = SGLANG_FRACTION if engine == "sglang" else VLLM_UTILISATION
+    asked = given["memory_utilization"]
+    return MemoryAsk(
+        gpu=find_gpu(gpu) if gpu is not None else None,
+        kv_memory_bytes=flags.size_or_none(kv_memory, "--kv-memory"),
+        utilisation=usual if asked is None else asked,
+        weights_bytes=flags.size_or_none(given["weights_memory"], "--weights-memory"),
+    )
+
+
+_VLLM_ONLY = (
+    "num_blocks", "max_num_seqs", "max_num_batched_tokens", "block_size", "prefix_match_unit",
+    "prefix_cache_retention_interval", "attention_backend", "draft_method", "accepted_drafts",
+)  # fmt: skip
+_SGLANG_ONLY = (
+    "mamba_radix_cache_strategy", "mamba_full_memory_ratio", "max_mamba_cache_size",
+    "max_running_requests", "page_size",
+)  # fmt: skip
+
+
+def _engine_flags(deployment: Deployment, given: dict[str, Any]) -> VllmFlags | SglangFlags:
+    engine = deployment.engine
+    if engine not in ("vllm", "sglang"):
+        raise InputError(f"--engine {engine} has no replay; use vllm or sglang")
+    owner, foreign = ("sglang", _SGLANG_ONLY) if engine == "vllm" else ("vllm", _VLLM_ONLY)
+    for name in foreign:
+        if given[name] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} is a setting of {owner} and the engine is {engine}; drop it")
+    return _vllm(given) if engine == "vllm" else _sglang(given)
+
+
+def _vllm(given: dict[str, Any]) -> VllmFlags:
+    from hybridplan.ledger.vllm.options import VllmOptions
+    from hybridplan.sim.setup import VllmFlags
+
+    method = given["draft_method"]
+    return VllmFlags(
+        options=VllmOptions(
+            max_model_len=given["max_model_len"],
+            prefix_caching=given["prefix_caching"],
+            prefix_match_unit=given["prefix_match_unit"],
+            block_tokens=given["block_size"],
+            attention_backend=given["attention_backend"],
+            async_scheduling=given["async_scheduling"],
+            **({} if method is None else {"draft_method": method}),
+        ),
+        max_num_seqs=given["max_num_seqs"],
+        max_num_batched_tokens=given["max_num_batched_tokens"],
+        num_blocks=given["num_blocks"],
+        retention_interval=_interval(given["prefix_cache_retention_interval"]),
+        shared_prefix_checkpoint=given["enable_mamba_shared_prefix_checkpoint"],
+        watermark=given["watermark"],
+        policy=given["policy"],
+        accepted_drafts=_accepted(given["accepted_drafts"]),
+    )
+
+
+def _sglang(given: dict[str, Any]) -> SglangFlags:
+    from hybridplan.ledger.sglang.options import SglangOptions
+    from hybridplan.sim.setup import SglangFlags
+
+    if given["policy"] != "engine":
+        raise InputError(
+            "--policy is a choice of the vllm replay and the engine is sglang; drop it"
+        )
+    return SglangFlags(
+        SglangOptions(
+            strategy=given["mamba_radix_cache_strategy"] or "auto",
+            ratio=flags.fraction(
+                given["mamba_full_memory_ratio"] or "0.9", "--mamba-full-memory-ratio"
+            ),
+            slots=given["max_mamba_cache_size"],
+            max_running_requests=given["max_running_requests"],
+            context_tokens=given["max_model_len"],
+            page_tokens=given["page_size"] or 1,
+            radix_cache=given["prefix_caching"] is not False,
+        )
+    )
+
+
+def _interval(text: str | None) -> int | None:
+    if text is None:
+        return 0
+    if text.lower() == "none":
+        return None
+    if not text.isdigit():
+        raise InputError(
+            f"--prefix-cache-retention-interval {text!r} must be none, 0 or a number of tokens"
+        )
+    return int(text)
+
+
+def _accepted(text: str | None) -> tuple[int, ...]:
+    parts = (text or "0").split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise InputError(f"--accepted-drafts {text!r} must be whole numbers such as 2 or 0,1,2")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,253 @@
+"""One question, answered: replay the trace, read it both ways where needed, look for better flags.
+
+Nothing is printed here. Ctrl-C ends the stage it falls into; what was found until then is returned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hybridplan.errors import InputError
+from hybridplan.sim.advice import Head, Watch, advise
+from hybridplan.sim.arrival import Arrival, Closed, Timed
+from hybridplan.sim.events import EventSink
+from hybridplan.sim.outcome import RequestOutcome, Summary
+from hybridplan.sim.placing import place_sessions
+from hybridplan.sim.replay import Progress, Replay
+from hybridplan.sim.request import Request
+from hybridplan.sim.result import (
+    SCHEMA_VERSION,
+    Advice,
+    Queue,
+    Refused,
+    Setup,
+    SimulateResult,
+    States,
+    Use,
+    hits_of,
+    losses_of,
+)
+from hybridplan.sim.setup import Built, EngineAsk, build
+from hybridplan.sim.timeline import Timeline
+from hybridplan.sim.traces.trace import Trace
+from hybridplan.sim.vllm.keys import Reading
+
+AdviceMode = Literal["auto", "full", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateAsk:
+    """A trace through an engine.
+
+    ``session_gap_s`` places sessions that each have a clock of their own on the common one of timed
+    arrival, ``bounds`` asks for the upper reading where the trace cannot tell, ``advice`` "auto"
+    re-runs a head of long traces and "full" always the whole.
+    """
+
+    engine: EngineAsk
+    trace: Trace
+    arrival: Arrival = Closed(1)  # noqa: RUF009
+    session_gap_s: float | None = None
+    bounds: bool = True
+    advice: AdviceMode = "auto"
+
+
+def run(
+    ask: SimulateAsk,
+    *,
+    on_outcome: Callable[[RequestOutcome], None] | None = None,
+    events: EventSink | None = None,
+    watch: Watch | None = None,
+) -> SimulateResult:
+    """Answer one question.
+
+    Args:
+        ask: trace, engine and arrival.
+        on_outcome: receives every outcome of the main replay as it ends.
+        events: receives the cache's events of the main replay.
+        watch: called after every finished request of any stage.
+    """
+    built = build(ask.engine)
+    main = _Main(ask, built, on_outcome, events, watch)
+    interrupted = None if main.run() else "replay"
+    summary = main.replay.summary(interrupted=interrupted is not None)
+    upper: Summary | None = None
+    advice: Advice | None = None
+    if interrupted is None and ask.bounds and built.reads_both and not summary.exact_identity:
+        upper = _upper(ask, built, watch)
+        interrupted = None if upper is not None else "upper bound"
+    if interrupted is None and ask.advice != "off" and summary.ceiling_tokens:
+        advice, whole = advise(ask.engine, ask.arrival, summary, main.head, watch, main.requests)
+        interrupted = None if whole else "advice"
+    return _result(ask, built.setup, main, summary, upper, advice, interrupted)
+
+
+class _Main:
+    """The main replay and what is noted beside it."""
+
+    def __init__(
+        self,
+        ask: SimulateAsk,
+        built: Built,
+        on_outcome: Callable[[RequestOutcome], None] | None,
+        events: EventSink | None,
+        watch: Watch | None,
+    ) -> None:
+        self._ask = ask
+        self._on_outcome = on_outcome
+        self._watch = watch
+        self.last: Progress | None = None
+        self.refused: dict[str, Refused] = {}
+        self.head = Head(built.setup.hash_block_tokens, whole=ask.advice == "full")
+        engine = built.engine(events=events)
+        self.timeline = Timeline(engine)
+        stream: Iterable[Request] = self.requests()
+        if ask.advice != "off":
+            stream = self.head.filled(stream)
+        self.replay = Replay(
+            stream, engine, arrival=ask.arrival, progress=self._see, progress_every=1
+        )
+
+    def requests(self) -> Iterator[Request]:
+        """The trace from its start, on one clock."""
+        return iter(_requests(self._ask))
+
+    def run(self) -> bool:
+        """False when Ctrl-C ended it."""
+        try:
+            for outcome in self.replay:
+                if outcome.refused is not None:
+                    self._note_refusal(outcome)
+                if self._on_outcome is not None:
+                    self._on_outcome(outcome)
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def _see(self, progress: Progress) -> None:
+        self.last = progress
+        self.timeline.see(progress)
+        if self._watch is not None:
+            self._watch("replay", progress, None)
+
+    def _note_refusal(self, outcome: RequestOutcome) -> None:
+        reason = outcome.refused or ""
+        kind = re.sub(r"\d+", "", reason)
+        known = self.refused.get(kind)
+        if known is None:
+            self.refused[kind] = Refused(reason, 1, outcome.request_id)
+        else:
+            self.refused[kind] = Refused(known.reason, known.requests + 1, known.first)
+
+
+def _requests(ask: SimulateAsk) -> Iterable[Request]:
+    stream = ask.trace.requests()
+    info = ask.trace.info
+    if not isinstance(ask.arrival, Timed):
+        return stream
+    if not info.has_clock:
+        raise InputError(
+            f"--arrival timed needs arrival times and {info.path} has none; use closed:N or"
+            " sequential"
+        )
+    if info.clock_scope.value != "session":
+        return stream
+    if ask.session_gap_s is None:
+        raise InputError(
+            f"every session of {info.path} has its own clock, so timed arrival needs to know how"
+            " far apart sessions start: --session-gap SECONDS (0: all at once), or use closed:N"
+        )
+    return place_sessions(stream, ask.session_gap_s)
+
+
+def _upper(ask: SimulateAsk, built: Built, watch: Watch | None) -> Summary | None:
+    """The same replay with the other reading; None when Ctrl-C ended it."""
+
+    def see(progress: Progress) -> None:
+        if watch is not None:
+            watch("upper bound", progress, None)
+
+    engine = built.engine(Reading.UPPER, losses=False)
+    replay = Replay(_requests(ask), engine, arrival=ask.arrival, progress=see, progress_every=1)
+    try:
+        for _ in replay:
+            pass
+    except KeyboardInterrupt:
+        return None
+    return replay.summary()
+
+
+def _result(
+    ask: SimulateAsk,
+    setup: Setup,
+    main: _Main,
+    summary: Summary,
+    upper: Summary | None,
+    advice: Advice | None,
+    interrupted: str | None,
+) -> SimulateResult:
+    use = summary.use
+    held_bytes = use.cached_blocks * setup.bytes_per_block
+    if setup.rules.startswith("sglang") and not use.evictions:
+        held_bytes += use.states.kept_bytes
+    assumptions = [*setup.assumptions, f"arrival {summary.arrival}"]
+    if isinstance(ask.arrival, Timed) and ask.session_gap_s is not None:
+        assumptions.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
+    assumptions += [said for said in summary.assumptions if not said.startswith("arrival ")]
+    states = None
+    if setup.has_states:
+        states = States(
+            kept=use.states.kept,
+            ever_hit=use.states.ever_hit,
+            useless=use.states.useless,
+            bytes_per_state=use.states.bytes_per_state,
+            kept_bytes=use.states.kept_bytes,
+        )
+    return SimulateResult(
+        schema_version=SCHEMA_VERSION,
+        trace=ask.trace.info,
+        setup=setup,
+        arrival=summary.arrival,
+        requests=summary.requests,
+        refused=tuple(main.refused.values()),
+        requests_hit=summary.requests_hit,
+        prompt_tokens=summary.prompt_tokens,
+        output_tokens=summary.output_tokens,
+        hits=hits_of(summary, upper),
+        lost_tokens=summary.lost_tokens,
+        losses=losses_of(summary),
+        states=states,
+        use=tuple(
+            Use(
+                group.kind,
+                group.name,
+                group.peak_blocks,
+                round(group.mean_blocks, 3),
+                group.allocated_blocks,
+            )
+            for group in use.groups
+        ),
+        num_blocks=setup.num_blocks,
+        held_blocks=use.cached_blocks,
+        held_bytes=held_bytes,
+        evictions=use.evictions,
+        queue=Queue(
+            requests_waited=summary.requests_waited,
+            waited_steps=summary.waited_steps,
+            waited_s=summary.waited_s,
+            elapsed_s=summary.elapsed_s,
+            steps=summary.steps,
+            peak_running=summary.peak_running,
+            peak_waiting=summary.peak_waiting,
+            preemptions=summary.preemptions,
+            recomputed_tokens=summary.recomputed_tokens,
+        ),
+        timeline=main.timeline.points(main.last),
+        advice=advice,
+        assumptions=tuple(assumptions),
+        partial=summary.partial,
+        interrupted=interrupted,
+    )
