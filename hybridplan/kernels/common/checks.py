@@ -140,20 +140,24 @@ class Passed:
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
-        self._keys: set[tuple[object, ...]] = set()
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._next = 0
 
     def key(self, *tensors: torch.Tensor | None, also: object = None) -> tuple[object, ...]:
         """What the checks depend on: shape, strides, dtype, device of each, and ``also``."""
-        described = (
-            (x.shape, x.stride(), x.dtype, x.device) if x is not None else x for x in tensors
-        )
+        described = [
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors
+        ]
         return (also, *described)
 
-    def __contains__(self, key: tuple[object, ...]) -> bool:
-        return key in self._keys
+    def number(self, key: tuple[object, ...]) -> int | None:
+        """The number of a layout that has passed, for use in other keys; None if it has not."""
+        return self._numbers.get(key)
 
-    def add(self, key: tuple[object, ...]) -> None:
-        """Remember ``key``; forgets all when full, which costs only repeated checks."""
-        if len(self._keys) >= self._most:
-            self._keys.clear()
-        self._keys.add(key)
+    def add(self, key: tuple[object, ...]) -> int:
+        """Number ``key``, never twice the same; forgets all when full, which costs only checks."""
+        if len(self._numbers) >= self._most:
+            self._numbers.clear()
+        self._next += 1
+        self._numbers[key] = self._next
+        return self._next

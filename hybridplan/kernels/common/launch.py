@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -84,7 +83,7 @@ class Launcher:
 
 def next_power_of_2(n: int) -> int:
     """The smallest power of two not below ``n``."""
-    return int(triton.next_power_of_2(n))
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def require_device(device: torch.device) -> None:

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hybridplan.kernels.common.checks import check_tensor, host_values, is_capturing, require
+from hybridplan.kernels.common.checks import (
+    KernelInputError,
+    check_tensor,
+    host_values,
+    is_capturing,
+    require,
+)
 
 Export = tuple[int, int, int]
 """A state to keep from a prefill: (sequence, tokens from its start, slot)."""
@@ -24,15 +30,15 @@ def check_prefill_slots(
 ) -> tuple[Export, ...]:
     """Check where a prefill reads and writes; returns the exports as a tuple.
 
-    slots and read_slots: int32 [sequences], -1 or in the pool. A slot is written once, and never
-    while another sequence starts from it. Ids are not read while a CUDA graph is captured, nor
-    with ``trust_ids``; kernels then take an id outside the pool for padding. Positions of exports
-    are checked where the batch's table is built.
+    slots and read_slots: one id a sequence, -1 or in the pool, of checked layout. A slot is written
+    once, and never while another sequence starts from it. Ids are not read while a CUDA graph is
+    captured, nor with ``trust_ids``; kernels then take an id outside the pool for padding.
+    Positions of exports are checked where the batch's table is built.
     """
-    check_tensor("slots", slots, (sequences,), (torch.int32,), slots.device)
-    if read_slots is not None:
-        check_tensor("read_slots", read_slots, (sequences,), (torch.int32,), slots.device)
-    stops = tuple((int(n), int(p), int(slot)) for n, p, slot in exports)
+    for name, x in (("slots", slots), ("read_slots", read_slots)):
+        if x is not None and x.shape[0] != sequences:
+            raise KernelInputError(f"{name} has shape {tuple(x.shape)}, needed ({sequences})")
+    stops = tuple((int(n), int(p), int(slot)) for n, p, slot in exports) if exports else ()
     if not trust_ids and not is_capturing(slots.device):
         final = host_values("slots", slots)
         read = final if read_slots is None else host_values("read_slots", read_slots)
@@ -40,15 +46,27 @@ def check_prefill_slots(
     return stops
 
 
+def check_id_layout(
+    device: torch.device, slots: Tensor, other: Tensor | None = None, name: str = "read_slots"
+) -> None:
+    """Check int32, contiguous ids: slots [N] or [B, D], the other one [N] or [B]."""
+    require(slots.dim() in (1, 2), f"slots has {slots.dim()} dimensions, needed [B] or [B, D]")
+    check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
+    if other is not None:
+        check_tensor(name, other, (slots.shape[0],), (torch.int32,), device)
+
+
+def decode_sizes(slots: Tensor) -> tuple[int, int]:
+    """(B, D) of slots [B] or [B, D]."""
+    shape = slots.shape
+    return (shape[0], shape[1]) if len(shape) == 2 else (shape[0], 1)
+
+
 def check_decode_slots(
     slots: Tensor, accepted: Tensor | None, pool_slots: int, trust_ids: bool
 ) -> tuple[int, int]:
-    """Check int32 slots [B] or [B, D] and accepted [B] of a decode step; returns (B, D)."""
-    require(slots.dim() in (1, 2), f"slots has {slots.dim()} dimensions, needed [B] or [B, D]")
-    B, D = slots.shape[0], slots.shape[1] if slots.dim() == 2 else 1
-    check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), slots.device)
-    if accepted is not None:
-        check_tensor("accepted", accepted, (B,), (torch.int32,), slots.device)
+    """Check ids of a decode step, slots [B] or [B, D] and accepted [B]; returns (B, D)."""
+    B, D = decode_sizes(slots)
     if not trust_ids and not is_capturing(slots.device):
         ids = host_values("slots", slots)
         _check_use(ids, ids, (), pool_slots)

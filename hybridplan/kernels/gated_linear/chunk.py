@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import Export, check_prefill_slots
+from hybridplan.kernels.common.slots import Export, check_id_layout, check_prefill_slots
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.gated_linear.recurrent import check_inputs
 
@@ -44,12 +44,12 @@ def _scan(
     g,
     o,
     pool,
-    stride_slot,
     slots,
     read_slots,
-    pool_slots,
     sequences,
     chunks,
+    stride_slot,
+    pool_slots,
     scale,
     H: tl.constexpr,
     K: tl.constexpr,
@@ -130,6 +130,9 @@ def _scan(
     tl.store(target, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
+_launch = launch.Launcher(_scan)
+
+
 def chunk_prefill(
     q: Tensor,
     k: Tensor,
@@ -154,12 +157,14 @@ def chunk_prefill(
     tokens here. Products of half-precision inputs take bf16 operands, for bf16's exponent range.
     """
     device = v.device
-    key = _PASSED.key(q, k, v, g, pool, slots, out)
-    if key not in _PASSED:
-        check_inputs(q, k, v, g, pool, slots, out, -1)
+    key = _PASSED.key(q, k, v, g, pool, slots, read_slots, out)
+    number = _PASSED.number(key)
+    if number is None:
+        check_inputs(q, k, v, g, pool, out, -1)
+        check_id_layout(device, slots, read_slots)
         checks.require(q.shape[2] >= 16, f"K is {q.shape[2]}, needed 16 to 256")
         checks.require(v.shape[2] % 16 == 0, f"V is {v.shape[2]}, needed a multiple of 16")
-        _PASSED.add(key)
+        number = _PASSED.add(key)
     T, H, V = v.shape
     K = q.shape[2]
     lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
@@ -169,30 +174,15 @@ def chunk_prefill(
         out = torch.empty_like(v)
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     BV = min(32, V & -V)
-    _scan[(N * H * (V // BV),)](
-        q,
-        k,
-        v,
-        g,
-        out,
-        pool,
-        pool.stride(0),
-        slots,
-        slots if read_slots is None else read_slots,
-        pool.shape[0],
-        index.sequences,
-        index.chunks,
-        scale,
-        H,
-        K,
-        max(16, launch.next_power_of_2(K)),
-        V,
-        BV,
-        CHUNK_TOKENS,
-        _operand_dtype(v.dtype),
-        2,
+    reads = slots if read_slots is None else read_slots
+    _launch(
+        (number,),
+        (N * H * (V // BV), 1, 1),
+        (q, k, v, g, out, pool, slots, reads, index.sequences, index.chunks),
+        (pool.stride(0), pool.shape[0], scale, H, K, max(16, launch.next_power_of_2(K)), V, BV,
+         CHUNK_TOKENS, _operand_dtype(v.dtype), 2),
         num_warps=4,
-    )
+    )  # fmt: skip
     return out
 
 

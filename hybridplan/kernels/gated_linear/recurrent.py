@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import check_decode_slots
+from hybridplan.kernels.common.slots import check_decode_slots, check_id_layout, decode_sizes
 
 _PASSED = checks.Passed()
 
@@ -69,6 +69,9 @@ def _decode(
         tl.store(start, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
+_launch = launch.Launcher(_decode)
+
+
 def recurrent_step(
     q: Tensor,
     k: Tensor,
@@ -89,37 +92,27 @@ def recurrent_step(
     pool: [slots, H, V, K] fp32, fp16 or bf16. slots, accepted, trust_ids and what is raised: as
     :func:`hybridplan.kernels.scalar_decay.recurrent.recurrent_step`.
     """
+    key = _PASSED.key(q, k, v, g, pool, slots, accepted, out)
+    number = _PASSED.number(key)
+    if number is None:
+        check_id_layout(v.device, slots, accepted, "accepted")
+        B, D = decode_sizes(slots)
+        check_inputs(q, k, v, g, pool, out, B * D)
+        number = _PASSED.add(key)
     B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
-    key = _PASSED.key(q, k, v, g, pool, slots, out)
-    if key not in _PASSED:
-        check_inputs(q, k, v, g, pool, slots, out, B * D)
-        _PASSED.add(key)
     H, V = v.shape[1:]
     K = q.shape[2]
     if out is None:
         out = torch.empty_like(v)
     BV = min(V & -V, 4 if B * H * V <= 1 << 17 else 8)
-    _decode[(B * H * (V // BV),)](
-        q,
-        k,
-        v,
-        g,
-        out,
-        pool,
-        slots,
-        accepted,
-        pool.stride(0),
-        pool.shape[0],
-        scale,
-        H,
-        K,
-        launch.next_power_of_2(K),
-        V,
-        BV,
-        D,
-        accepted is not None,
+    _launch(
+        (number,),
+        (B * H * (V // BV), 1, 1),
+        (q, k, v, g, out, pool, slots, accepted),
+        (pool.stride(0), pool.shape[0], scale, H, K, launch.next_power_of_2(K), V, BV, D,
+         accepted is not None),
         num_warps=1,
-    )
+    )  # fmt: skip
     return out
 
 
@@ -129,7 +122,6 @@ def check_inputs(
     v: Tensor,
     g: Tensor,
     pool: Tensor,
-    slots: Tensor,
     out: Tensor | None,
     rows: int,
 ) -> None:
@@ -144,6 +136,5 @@ def check_inputs(
     checks.check_tensor("g", g, (rows, H, K), checks.FLOATS, device)
     checks.require(1 <= K <= 256, f"K is {K}, needed 1 to 256")
     checks.check_tensor("pool", pool, (-1, H, V, K), checks.FLOATS, device, dense_dims=3)
-    checks.check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
     if out is not None:
         checks.check_tensor("out", out, (rows, H, V), (v.dtype,), device)

@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.relaunch import Relauncher
 
 _LOG2E = 1.4426950408889634
 _PASSED = checks.Passed()
@@ -165,8 +164,8 @@ def _combine(
     tl.store(out + head * V + ov, acc.to(out.dtype.element_ty), mask=ov < V)
 
 
-_launch_attend = Relauncher(_attend)
-_launch_combine = Relauncher(_combine)
+_launch_attend = launch.Launcher(_attend)
+_launch_combine = launch.Launcher(_combine)
 
 
 @dataclass(frozen=True)
@@ -224,14 +223,15 @@ def decode_gqa(
     Returns [B, HQ, V] in q's dtype. Raises KernelInputError before anything is launched.
     """
     key = _PASSED.key(q, key_cache, value_cache, block_table, context_tokens, out)
-    if key not in _PASSED:
+    number = _PASSED.number(key)
+    if number is None:
         _check_gqa(q, key_cache, value_cache)
         _check_requests(q, block_table, context_tokens, out, value_cache.shape[-1])
-        _PASSED.add(key)
+        number = _PASSED.add(key)
     HKV, D = key_cache.shape[2:]
     V = value_cache.shape[-1]
     return _decode(
-        key,
+        number,
         q,
         key_cache,
         value_cache,
@@ -266,7 +266,8 @@ def decode_mla(
     """
     width = latent_cache.shape[-1]
     key = _PASSED.key(q, latent_cache, block_table, context_tokens, out, also=latent_width)
-    if key not in _PASSED:
+    number = _PASSED.number(key)
+    if number is None:
         checks.check_tensor(
             "latent_cache", latent_cache, (-1, -1, -1), checks.FLOATS, q.device, dense_dims=2
         )
@@ -276,9 +277,9 @@ def decode_mla(
             f"latent_width is {latent_width}, needed 1 to 512 within rows of {width}",
         )
         _check_requests(q, block_table, context_tokens, out, latent_width)
-        _PASSED.add(key)
+        number = _PASSED.add(key)
     return _decode(
-        key,
+        number,
         q,
         latent_cache,
         latent_cache,
@@ -317,7 +318,7 @@ def _check_requests(
 
 
 def _decode(
-    key: tuple[object, ...],
+    number: int,
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -340,7 +341,7 @@ def _decode(
         out = torch.empty((B, HQ, V), dtype=q.dtype, device=device)
     G = HQ // HKV
     BG = min(max(16, launch.next_power_of_2(G)), 64)
-    groups = B * HKV * triton.cdiv(G, BG)
+    groups = B * HKV * -(-G // BG)
     if tile is None:
         reach = block_table.shape[1] * page
         tile = choose_tile(groups, reach, BG if latent else 0, device)
@@ -349,53 +350,22 @@ def _decode(
         part = torch.empty((B * HQ * tile.splits, V), dtype=torch.float32, device=device)
         log_sum = torch.empty((B * HQ * tile.splits,), dtype=torch.float32, device=device)
     VP = max(16, launch.next_power_of_2(V))
+    launch_key = (number, tile)
     _launch_attend(
-        (key, tile),
-        groups * tile.splits,
-        q,
-        keys,
-        values,
-        block_table,
-        context_tokens,
-        out,
-        part,
-        log_sum,
-        scale * _LOG2E,
-        keys.stride(0),
-        values.stride(0),
-        block_table.stride(0),
-        blocks,
-        HKV,
-        G,
-        BG,
-        D,
-        max(16, launch.next_power_of_2(D)),
-        R,
-        max(16, launch.next_power_of_2(max(R, 1))),
-        V,
-        VP,
-        page,
-        tile.tokens,
-        tile.splits,
-        latent,
-        _operand_dtype(q.dtype),
-        tile.stages,
+        launch_key,
+        (groups * tile.splits, 1, 1),
+        (q, keys, values, block_table, context_tokens, out, part, log_sum),
+        (scale * _LOG2E, keys.stride(0), values.stride(0), block_table.stride(0), blocks, HKV, G,
+         BG, D, max(16, launch.next_power_of_2(D)), R, max(16, launch.next_power_of_2(max(R, 1))),
+         V, VP, page, tile.tokens, tile.splits, latent, _operand_dtype(q.dtype), tile.stages),
         num_warps=tile.warps,
-    )
+    )  # fmt: skip
     if tile.splits > 1:
         _launch_combine(
-            (key, tile),
-            B * HQ,
-            part,
-            log_sum,
-            context_tokens,
-            out,
-            HQ,
-            V,
-            VP,
-            tile.tokens,
-            tile.splits,
-            launch.next_power_of_2(tile.splits),
+            launch_key,
+            (B * HQ, 1, 1),
+            (part, log_sum, context_tokens, out),
+            (HQ, V, VP, tile.tokens, tile.splits, launch.next_power_of_2(tile.splits)),
             num_warps=4,
         )
     return out

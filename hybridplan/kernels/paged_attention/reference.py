@@ -12,7 +12,8 @@ def gather_pages(cache: Tensor, table: Tensor, tokens: int) -> Tensor:
     cache: [blocks, page_tokens, heads, width]; table: [blocks of the request].
     """
     page_tokens = cache.shape[1]
-    rows = [cache[int(table[t // page_tokens]), t % page_tokens] for t in range(tokens)]
+    blocks = table.tolist()
+    rows = [cache[blocks[t // page_tokens], t % page_tokens] for t in range(tokens)]
     return torch.stack(rows) if rows else cache[0, :0]
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import check_decode_slots
+from hybridplan.kernels.common.slots import check_decode_slots, check_id_layout, decode_sizes
 from hybridplan.kernels.scalar_decay.gates import (
     Gate,
     GateArguments,
@@ -109,6 +109,9 @@ def _decode(
         tl.store(start, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
+_launch = launch.Launcher(_decode)
+
+
 def recurrent_step(
     q: Tensor,
     k: Tensor,
@@ -139,13 +142,16 @@ def recurrent_step(
     Raises KernelInputError before the launch on wrong shapes, dtypes, devices, layouts and slot
     ids; ``trust_ids`` skips reading the ids.
     """
-    B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
     args = gate_arguments(gate)
-    given = (q, k, v, pool, slots, skip, out, args.values, args.a_log, args.dt_bias)
-    key = _PASSED.key(*given, also=args.kind)
-    if key not in _PASSED:
-        _check(q, k, v, args, pool, slots, skip, out, B * D)
-        _PASSED.add(key)
+    given = (q, k, v, pool, slots, accepted, skip, out, args.values, args.a_log, args.dt_bias)
+    key = _PASSED.key(*given, also=(args.kind, args.softplus))
+    number = _PASSED.number(key)
+    if number is None:
+        check_id_layout(v.device, slots, accepted, "accepted")
+        B, D = decode_sizes(slots)
+        _check(q, k, v, args, pool, skip, out, B * D)
+        number = _PASSED.add(key)
+    B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
     G, K = q.shape[1:]
     HV, V = v.shape[1:]
     if out is None:
@@ -154,38 +160,15 @@ def recurrent_step(
     BV = min(V & -V, 8 if pool.dtype == torch.float32 else 32)
     if B * HV * V <= 1 << 17:
         BV = min(BV, 4)
-    _decode[(B * HV * (V // BV),)](
-        q,
-        k,
-        v,
-        args.values,
-        args.a_log,
-        args.dt_bias,
-        skip,
-        out,
-        pool,
-        slots,
-        accepted,
-        pool.stride(0),
-        pool.shape[0],
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        scale,
-        G,
-        HV,
-        K,
-        KP,
-        V,
-        BV,
-        D,
-        int(args.kind),
-        args.dt_bias is not None,
-        args.softplus,
-        skip is not None,
-        accepted is not None,
+    _launch(
+        (number,),
+        (B * HV * (V // BV), 1, 1),
+        (q, k, v, args.values, args.a_log, args.dt_bias, skip, out, pool, slots, accepted),
+        (pool.stride(0), pool.shape[0], q.stride(0), k.stride(0), v.stride(0), scale, G, HV, K, KP,
+         V, BV, D, int(args.kind), args.dt_bias is not None, args.softplus, skip is not None,
+         accepted is not None),
         num_warps=1,
-    )
+    )  # fmt: skip
     return out
 
 
@@ -195,7 +178,6 @@ def _check(
     v: Tensor,
     args: GateArguments,
     pool: Tensor,
-    slots: Tensor,
     skip: Tensor | None,
     out: Tensor | None,
     rows: int,
@@ -210,7 +192,6 @@ def _check(
     checks.require(G > 0 and HV % G == 0, f"{HV} v-heads are not a multiple of {G} q/k heads")
     checks.require(1 <= K <= 256, f"K is {K}, needed 1 to 256")
     check_gate(args, (rows,), HV, device)
-    checks.check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
     checks.check_tensor("pool", pool, (-1, HV, V, K), checks.FLOATS, device, dense_dims=3)
     if skip is not None:
         checks.check_tensor("skip", skip, (HV,), (torch.float32,), device)

@@ -37,8 +37,7 @@ def recurrent_reference(
     q, k, v, g, weight = _promote(q, k, v, g, weight)
     out = torch.zeros_like(v)
     final = initial_state.double().clone()
-    exported = torch.zeros((len(export_at), *final.shape[1:]), dtype=torch.float64)
-    exported = exported.to(final.device)
+    exported = final.new_zeros((len(export_at), *final.shape[1:]))
     for n in range(len(cu_seqlens) - 1):
         for i, t in enumerate(range(cu_seqlens[n], cu_seqlens[n + 1])):
             write = (v[t] * weight[t, :, None])[:, :, None] * k[t][:, None, :]

@@ -15,11 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import Export, check_prefill_slots
+from hybridplan.kernels.common.slots import Export, check_id_layout, check_prefill_slots
 from hybridplan.kernels.common.spans import spans_of
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 
-CHUNK_TOKENS = 32
+CHUNK_TOKENS = 64
+UNROLL = 8
 CHANNELS = 512
 WARPS = 2
 MOST_TAPS = 4
@@ -35,17 +36,18 @@ def _convolve(
     pool,
     slots,
     read_slots,
+    chunks,
+    walks,
+    spans,
     pool_slots,
     stride_x,
     stride_slot,
-    chunks,
     chunk_count,
-    sequences,
-    spans,
     C,
     W: tl.constexpr,
     WP: tl.constexpr,
     BT: tl.constexpr,
+    UNROLL: tl.constexpr,
     BC: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
@@ -62,10 +64,10 @@ def _convolve(
     else:
         # one more program for each sequence: it moves the window of a sequence without tokens
         n = block - chunk_count
-        first = tl.load(spans + 4 * tl.load(sequences + 2 * n))
+        first = tl.load(spans + 4 * tl.load(walks + 8 * n))
         end = first
-    span0 = tl.load(sequences + 2 * n)
-    span_count = tl.load(sequences + 2 * n + 1)
+    span0 = tl.load(walks + 8 * n)
+    span_count = tl.load(walks + 8 * n + 1)
     bos = tl.load(spans + 4 * span0)
     eos = tl.load(spans + 4 * (span0 + span_count - 1) + 1)
     slot = tl.load(slots + n)
@@ -106,22 +108,24 @@ def _convolve(
     start = tl.zeros([BC], tl.float32)
     if HAS_BIAS:
         start = tl.load(bias + oc, mask=in_c, other=0.0).to(tl.float32)
-    for i in tl.static_range(BT):
-        inside = oc < tl.where(first + i < end, C, 0)
-        at = before + i * stride_x
-        x0 = tl.load(x + at + oc, mask=inside, other=0.0).to(tl.float32)
-        acc = start + w0 * x0 + w1 * x1
-        if W > 2:
-            acc += w2 * x2
-        if W > 3:
-            acc += w3 * x3
-        if SILU:
-            acc = acc * tl.sigmoid(acc)
-        at_y = y + (first + i).to(tl.int64) * C + oc
-        tl.store(at_y, acc.to(y.dtype.element_ty), mask=inside)
-        x3 = x2
-        x2 = x1
-        x1 = x0
+    for step in tl.range(0, BT // UNROLL):
+        for u in tl.static_range(UNROLL):
+            i = step * UNROLL + u
+            inside = oc < tl.where(first + i < end, C, 0)
+            at = before + i * stride_x
+            x0 = tl.load(x + at + oc, mask=inside, other=0.0).to(tl.float32)
+            acc = start + w0 * x0 + w1 * x1
+            if W > 2:
+                acc += w2 * x2
+            if W > 3:
+                acc += w3 * x3
+            if SILU:
+                acc = acc * tl.sigmoid(acc)
+            at_y = y + (first + i).to(tl.int64) * C + oc
+            tl.store(at_y, acc.to(y.dtype.element_ty), mask=inside)
+            x3 = x2
+            x2 = x1
+            x1 = x0
     if first == bos:
         place = tl.arange(0, WP)
         wanted = (place < WINDOW)[:, None] & in_c[None, :]
@@ -143,6 +147,9 @@ def _convolve(
             last = tl.where(stop == eos, WINDOW, 0)
             at_final = pool + slot.to(tl.int64) * stride_slot + at_place
             tl.store(at_final, window, mask=(place < last)[:, None] & in_c[None, :])
+
+
+_launch = launch.Launcher(_convolve)
 
 
 def chunk_prefill(
@@ -168,10 +175,12 @@ def chunk_prefill(
     :func:`hybridplan.kernels.scalar_decay.chunk.chunk_prefill`.
     """
     device = x.device
-    key = _PASSED.key(x, weight, bias, pool, slots, out)
-    if key not in _PASSED:
-        check_inputs(x, weight, bias, pool, slots, out)
-        _PASSED.add(key)
+    key = _PASSED.key(x, weight, bias, pool, slots, read_slots, out, also=activation)
+    number = _PASSED.number(key)
+    if number is None:
+        check_inputs(x, weight, bias, pool, out)
+        check_id_layout(device, slots, read_slots)
+        number = _PASSED.add(key)
     T, C = x.shape
     W = weight.shape[1]
     lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
@@ -182,30 +191,17 @@ def chunk_prefill(
     index = chunk_index(lengths, CHUNK_TOKENS, device)
     spans = spans_of(chunk_index(lengths, CHUNK_TOKENS, device, stops), stops)
     blocks = index.chunk_count + (N if 0 in lengths else 0)
-    _convolve[(triton.cdiv(C, CHANNELS) * blocks,)](
-        x,
-        weight,
-        bias,
-        out,
-        pool,
-        slots,
-        slots if read_slots is None else read_slots,
-        pool.shape[0],
-        x.stride(0),
-        pool.stride(0),
-        index.chunks,
-        index.chunk_count,
-        spans.sequences,
-        spans.spans,
-        C,
-        W,
-        launch.next_power_of_2(W - 1),
-        CHUNK_TOKENS,
-        CHANNELS,
-        bias is not None,
-        activation,
+    reads = slots if read_slots is None else read_slots
+    # the count of chunks is an argument, and Triton specialises on what it is a multiple of
+    _launch(
+        (number, index.chunk_count == 1, index.chunk_count % 16 == 0),
+        (-(-C // CHANNELS) * blocks, 1, 1),
+        (x, weight, bias, out, pool, slots, reads, index.chunks, spans.walks, spans.spans),
+        (pool.shape[0], x.stride(0), pool.stride(0), index.chunk_count, C, W,
+         launch.next_power_of_2(W - 1), CHUNK_TOKENS, UNROLL, CHANNELS, bias is not None,
+         activation),
         num_warps=WARPS,
-    )
+    )  # fmt: skip
     return out
 
 
@@ -214,7 +210,6 @@ def check_inputs(
     weight: Tensor,
     bias: Tensor | None,
     pool: Tensor,
-    slots: Tensor,
     out: Tensor | None,
 ) -> None:
     """Check everything but the ids: x and out are [rows, C]."""
@@ -228,6 +223,5 @@ def check_inputs(
     if bias is not None:
         checks.check_tensor("bias", bias, (C,), (weight.dtype,), device)
     checks.check_tensor("pool", pool, (-1, W - 1, C), checks.FLOATS, device, dense_dims=2)
-    checks.check_tensor("slots", slots, tuple(slots.shape), (torch.int32,), device)
     if out is not None:
         checks.check_tensor("out", out, (rows, C), (x.dtype,), device)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
-from hybridplan.kernels.common.slots import check_decode_slots
+from hybridplan.kernels.common.slots import check_decode_slots, check_id_layout, decode_sizes
 from hybridplan.kernels.short_conv.chunk import check_inputs
 
 MOST_TOKENS = 16
@@ -76,6 +76,9 @@ def _update(
         tl.store(at + oc[None, :], line.to(pool.dtype.element_ty), mask=kept)
 
 
+_launch = launch.Launcher(_update)
+
+
 def recurrent_step(
     x: Tensor,
     weight: Tensor,
@@ -94,36 +97,26 @@ def recurrent_step(
     :func:`hybridplan.kernels.short_conv.chunk.chunk_prefill`. slots, accepted, trust_ids and what
     is raised: as :func:`hybridplan.kernels.scalar_decay.recurrent.recurrent_step`, of windows.
     """
-    B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
-    key = _PASSED.key(x, weight, bias, pool, slots, out)
-    if key not in _PASSED:
-        check_inputs(x, weight, bias, pool, slots, out)
+    key = _PASSED.key(x, weight, bias, pool, slots, accepted, out, also=activation)
+    number = _PASSED.number(key)
+    if number is None:
+        check_id_layout(x.device, slots, accepted, "accepted")
+        B, D = decode_sizes(slots)
+        check_inputs(x, weight, bias, pool, out)
         checks.require(x.shape[0] == B * D, f"x has {x.shape[0]} rows, slots ask for {B} x {D}")
         checks.require(D <= MOST_TOKENS, f"slots has {D} columns, needed at most {MOST_TOKENS}")
-        _PASSED.add(key)
+        number = _PASSED.add(key)
+    B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
     C, W = weight.shape
     if out is None:
         out = torch.empty((B * D, C), dtype=x.dtype, device=x.device)
     BC = 256
-    _update[(triton.cdiv(C, BC) * B,)](
-        x,
-        weight,
-        bias,
-        out,
-        pool,
-        slots,
-        accepted,
-        pool.shape[0],
-        x.stride(0),
-        pool.stride(0),
-        C,
-        W,
-        D,
-        launch.next_power_of_2(W - 1 + D),
-        BC,
-        bias is not None,
-        activation,
-        accepted is not None,
+    _launch(
+        (number,),
+        (-(-C // BC) * B, 1, 1),
+        (x, weight, bias, out, pool, slots, accepted),
+        (pool.shape[0], x.stride(0), pool.stride(0), C, W, D, launch.next_power_of_2(W - 1 + D), BC,
+         bias is not None, activation, accepted is not None),
         num_warps=2,
-    )
+    )  # fmt: skip
     return out

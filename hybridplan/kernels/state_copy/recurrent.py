@@ -54,6 +54,9 @@ def _copy_pieces(
     tl.store(target + target_word + at, x, mask=at < words)
 
 
+_launch = launch.Launcher(_copy_pieces)
+
+
 class StateCopier:
     """Copies slots between two lists of pools, or within one list, all layers in one launch.
 
@@ -114,18 +117,14 @@ class StateCopier:
             )
         count = self._pieces.shape[0]
         word = {1: tl.int8, 2: tl.int16}.get(self._word_bytes, tl.int32)
-        _copy_pieces[(shape[0] * count,)](
-            self._pieces,
-            source_slots,
-            target_slots,
-            self.source_slots,
-            self.target_slots,
-            count,
-            word,
-            max(1, self._word_bytes // 4),
-            PIECE_BYTES // min(self._word_bytes, 4),
+        _launch(
+            (self.device, self._word_bytes, count, self.source_slots, self.target_slots),
+            (shape[0] * count, 1, 1),
+            (self._pieces, source_slots, target_slots),
+            (self.source_slots, self.target_slots, count, word, max(1, self._word_bytes // 4),
+             PIECE_BYTES // min(self._word_bytes, 4)),
             num_warps=WARPS,
-        )
+        )  # fmt: skip
 
 
 def packed_pools(pools: Sequence[Tensor], slots: int) -> tuple[Tensor, list[Tensor]]:

@@ -44,10 +44,9 @@ class Case:
         tensors = (x[rows] for x in self.tensors)
         return chunk_prefill(*tensors, pool, slots, cu_seqlens, scale=0.5, **options)
 
-    def expected(self, export_at=()):
-        before = self.pool.cpu()[self.slots.long().cpu()]
-        tensors = (x.cpu() for x in self.tensors)
-        return recurrent_reference(*tensors, before, self.starts, scale=0.5, export_at=export_at)
+    def expected(self):
+        before = self.pool[self.slots.long()]
+        return recurrent_reference(*self.tensors, before, self.starts, scale=0.5)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.2, 5.0, 60.0], ids="decay{}".format)

@@ -167,7 +167,7 @@ def test_real_sizes_match_fp64_and_replay(device, page):
     table = torch.randperm(64, generator=gen, device=device).view(4, 16).int()
     contexts = torch.tensor([1, 16 * page, 0, 9 * page + 5], dtype=torch.int32, device=device)
     inputs = (q, keys, values, table, contexts)
-    expected = gqa_decode_reference(*(x.cpu() for x in inputs), scale=256**-0.5)
+    expected = gqa_decode_reference(*inputs, scale=256**-0.5)
     again = torch.full_like(q, float("nan"))
     out = decode_gqa(*inputs, out=again.clone())
     assert error(out[[0, 1, 3]], expected[[0, 1, 3]]) < 4e-3
@@ -187,5 +187,5 @@ def test_mla_of_real_width_matches_fp64(device, heads):
     table = torch.randperm(64, generator=gen, device=device).view(4, 16).int()
     contexts = torch.tensor([1, 1024, 700, 65], dtype=torch.int32, device=device)
     inputs, options = (q, cache, table, contexts), {"latent_width": 512, "scale": 192**-0.5}
-    expected = mla_decode_reference(*(x.cpu() for x in inputs), **options)
+    expected = mla_decode_reference(*inputs, **options)
     assert error(decode_mla(*inputs, **options), expected) < 4e-3

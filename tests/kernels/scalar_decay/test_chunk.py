@@ -163,6 +163,34 @@ def test_any_split_gives_one_prefill(device, lengths, gate, cut):
 
 
 @pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("segment_chunks", [1, 2])
+def test_segments_side_by_side_give_one_prefill(device, gate, segment_chunks):
+    case = Case(device, [200, 64, 0, 10, 129], gate=gate)
+    whole, pool = case.run()
+    out, split = case.run(segment_chunks=segment_chunks)
+    assert error(out, whole.double()) < FP32
+    assert error(split, pool.double()) < FP32
+
+
+@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "descriptors"])
+@pytest.mark.parametrize("position", [64, 128, 192, 230])
+def test_exports_of_segments_are_final_states_bit_for_bit(device, position, tma):
+    case = Case(device, [20, 230])
+    spare = case.pool.shape[0] - 1
+    options = {"segment_chunks": 1, "tma": tma}
+    _, pool = case.run(exports=[(1, position, spare)], **options)
+    rows = slice(20, 20 + position)
+    _, shorter = case.run(rows=rows, slots=case.slots[1:].clone(), cu_seqlens=None, **options)
+    assert torch.equal(pool[spare], shorter[case.slots[1].item()])
+
+
+def test_segments_refuse_an_export_within_a_chunk(device):
+    case = Case(device, [130])
+    with pytest.raises(KernelInputError, match="chunk boundaries"):
+        case.run(exports=[(0, 65, 4)], segment_chunks=1)
+
+
+@pytest.mark.parametrize("gate", GATES)
 def test_single_steps_give_one_prefill(device, gate):
     case = Case(device, [20, 20], gate=gate)
     whole, pool = case.run()
@@ -297,17 +325,20 @@ def test_strided_heads_and_mixed_dtypes_are_refused(device):
 )
 def test_real_sizes_match_fp64_and_replay(device, shape, gate):
     case = Case(device, [1000, 64, 1, 300], shape, gate, torch.bfloat16)
-    case.pool *= 0.1
-    out, pool = case.run()
-    expected, states, _ = recurrent_reference(*case.reference, **case.options)
+    out, pool = case.run(tma=True)
+    reference = [x.to(device) if isinstance(x, torch.Tensor) else x for x in case.reference]
+    options = {
+        k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in case.options.items()
+    }
+    expected, states, _ = recurrent_reference(*reference, **options)
     assert error(out, expected) < 5e-3
     assert error(pool[case.slots.long()], states) < 4e-3
     replayed = case.pool.clone()
     graph = torch.cuda.CUDAGraph()
     again = torch.empty_like(out)
-    case.run(replayed.clone(), out=again)
+    case.run(replayed.clone(), out=again, tma=True)
     with torch.cuda.graph(graph):
-        case.run(replayed, out=again)
+        case.run(replayed, out=again, tma=True)
     again.fill_(float("nan"))
     graph.replay()
     assert torch.equal(again, out)

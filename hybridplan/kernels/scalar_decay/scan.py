@@ -1,0 +1,351 @@
+"""Device side of the scalar-decay prefill: gate sums, the local pass and the scan.
+
+With r the summed log2 decay up to a token of a chunk, and S [BV, K] in registers:
+
+    P^T = (K Q^T) * 2^(r_i - r_j) w_j        the chunk's own earlier tokens
+    O^T = (S Q^T) * 2^r_i + V^T P^T
+    S   = S * 2^r_end + (V^T * 2^(r_end - r_j) w_j) K
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hybridplan.kernels.scalar_decay.gates import LOG2E, GateKind, mamba_step
+
+_PER_HEAD = tl.constexpr(int(GateKind.PER_HEAD))
+_MAMBA = tl.constexpr(int(GateKind.MAMBA))
+
+
+@triton.jit
+def sum_gates(
+    gate,
+    a_log,
+    dt_bias,
+    reach,
+    weight,
+    chunks,
+    tokens,
+    HV: tl.constexpr,
+    BH: tl.constexpr,
+    C: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+):
+    # one program per (chunk, BH heads): reach and weight are written token-contiguous, [HV, T]
+    blocks: tl.constexpr = (HV + BH - 1) // BH
+    chunk = tl.program_id(0) // blocks
+    h = (tl.program_id(0) % blocks) * BH + tl.arange(0, BH)
+    first = tl.load(chunks + 4 * chunk)
+    end = tl.load(chunks + 4 * chunk + 1)
+    t = first + tl.arange(0, C)
+    inside = (t < end)[:, None] & (h < HV)[None, :]
+    x = tl.load(gate + t.to(tl.int64)[:, None] * HV + h[None, :], mask=inside, other=0.0)
+    at = h.to(tl.int64)[None, :] * tokens + t[:, None]
+    if KIND == _MAMBA:
+        bias = h * 0.0
+        if HAS_BIAS:
+            bias = tl.load(dt_bias + h, mask=h < HV, other=0.0)
+        step = mamba_step(x, bias[None, :], HAS_BIAS, SOFTPLUS)
+        step = tl.where(inside, step, 0.0)
+        tl.store(weight + at, step, mask=inside)
+        decay = -tl.exp(tl.load(a_log + h, mask=h < HV, other=0.0))[None, :] * step
+    else:
+        decay = x.to(tl.float32)
+    tl.store(reach + at, tl.cumsum(decay * LOG2E, 0), mask=inside)
+
+
+@triton.jit
+def _output(S, bq, bk, vt, reach, weight, scale, C: tl.constexpr, DT: tl.constexpr):
+    i = tl.arange(0, C)
+    later = i[None, :] >= i[:, None]
+    gap = tl.exp2(tl.where(later, reach[None, :] - reach[:, None], -1e9))
+    inside = tl.dot(bk, tl.trans(bq), input_precision="tf32x3") * gap * (weight * scale)[:, None]
+    out = tl.dot(S.to(DT), tl.trans(bq), input_precision="tf32x3")
+    out = out * (tl.exp2(reach) * scale)[None, :]
+    return tl.dot(vt.to(DT), inside.to(DT), out, input_precision="tf32x3")
+
+
+@triton.jit
+def _next_state(S, bk, vt, reach, total, weight, DT: tl.constexpr):
+    left = tl.exp2(tl.minimum(total - reach, 0.0)) * weight
+    return tl.dot((vt * left[None, :]).to(DT), bk, S * tl.exp2(total), input_precision="tf32x3")
+
+
+@triton.jit
+def _gates(reach, weight, at, t0, per_head, next_total, C: tl.constexpr, KIND: tl.constexpr):
+    """r, the weights, r at the end of this full chunk and of the next (read one chunk ahead)."""
+    i = tl.arange(0, C)
+    if KIND == _PER_HEAD:
+        r = (i + 1) * per_head
+        w = tl.full([C], 1.0, tl.float32)
+        total = C * per_head
+        ahead = next_total
+    else:
+        r = tl.load(reach + at + t0 + i)
+        w = tl.full([C], 1.0, tl.float32)
+        if KIND == _MAMBA:
+            w = tl.load(weight + at + t0 + i)
+        total = next_total
+        ahead = tl.load(reach + at + t0 + 2 * C - 1)
+    return r, w, total, ahead
+
+
+@triton.jit
+def _rest_gates(reach, weight, at, t0, tail, end, per_head, C: tl.constexpr, KIND: tl.constexpr):
+    """r, weights and r at the end of at most C tokens from t0 of the chunk that starts at tail."""
+    i = tl.arange(0, C)
+    t = t0 + i
+    stop = tl.minimum(t0 + C, end)
+    w = tl.where(t < end, 1.0, 0.0)
+    if KIND == _PER_HEAD:
+        r = (i + 1) * per_head
+        total = (stop - t0) * per_head
+    else:
+        before = tl.load(reach + at + t0 - 1, mask=t0 > tail, other=0.0)
+        total = tl.load(reach + at + stop - 1) - before
+        # beyond the end nothing decays, so that no exponent is positive
+        r = tl.where(t < end, tl.load(reach + at + t, mask=t < end, other=0.0) - before, total)
+        if KIND == _MAMBA:
+            w = tl.load(weight + at + t, mask=t < end, other=0.0)
+    return r, w, total
+
+
+@triton.jit
+def local_states(
+    k,
+    v,
+    reach,
+    weight,
+    log_decay,
+    pool,
+    slots,
+    read_slots,
+    walks,
+    spans,
+    inner,
+    states,
+    totals,
+    dk,
+    dv,
+    stride_k,
+    stride_v,
+    stride_slot,
+    pool_slots,
+    tokens,
+    G: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    DT: tl.constexpr,
+    KIND: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """State that each inner walk adds, from zero (the first walk: from the initial state).
+
+    The last walk of a sequence needs none of its own; its place in ``states`` takes the initial
+    state, because the slot it comes from may be overwritten while the scan runs. Inner walks
+    consist of full chunks; ``totals`` gets their summed log2 decay. K is a power of two.
+    """
+    pid = tl.program_id(0)
+    NV: tl.constexpr = V // BV
+    iv = pid % NV
+    hv = (pid // NV) % HV
+    h = hv // (HV // G)
+    walk = tl.load(inner + pid // (NV * HV))
+    n = tl.load(walks + 8 * walk + 2)
+    slot = tl.load(slots + n)
+    if (slot < 0) | (slot >= pool_slots):
+        return
+    ok = tl.arange(0, K)
+    ov = iv * BV + tl.arange(0, BV)
+    oc = tl.arange(0, C)
+    cell = hv * (V * K) + ov[:, None] * K + ok[None, :]
+    size: tl.constexpr = HV * V * K
+    S = tl.zeros([BV, K], tl.float32)
+    if tl.load(walks + 8 * walk + 3) == 0:
+        origin = tl.load(read_slots + n)
+        known = tl.where((origin >= 0) & (origin < pool_slots), K, 0)
+        start = pool + origin.to(tl.int64) * stride_slot + cell
+        S = tl.load(start, mask=(ok < known)[None, :], other=0.0).to(tl.float32)
+        last = walk + tl.load(walks + 8 * walk + 4) - 1
+        tl.store(states + last.to(tl.int64) * size + cell, S)
+    per_head = 0.0
+    if KIND == _PER_HEAD:
+        per_head = tl.load(log_decay + hv) * LOG2E
+    at = hv.to(tl.int64) * tokens
+    span0 = tl.load(walks + 8 * walk)
+    first = tl.load(spans + 4 * span0)
+    end = tl.load(spans + 4 * (span0 + tl.load(walks + 8 * walk + 1) - 1) + 1)
+    next_total = 0.0
+    if KIND != _PER_HEAD:
+        next_total = tl.load(reach + at + first + C - 1)
+    decay = 0.0
+    for it in tl.range(0, (end - first) // C, num_stages=STAGES):
+        t0 = first + it * C
+        if TMA:
+            bk = dk.load([t0, h * K]).to(DT)
+            vt = tl.trans(dv.load([t0, hv * V + iv * BV])).to(tl.float32)
+        else:
+            t = t0.to(tl.int64) + oc
+            bk = tl.load(k + t[:, None] * stride_k + h * K + ok[None, :]).to(DT)
+            vt = tl.load(v + t[None, :] * stride_v + hv * V + ov[:, None]).to(tl.float32)
+        r, w, total, next_total = _gates(reach, weight, at, t0, per_head, next_total, C, KIND)
+        S = _next_state(S, bk, vt, r, total, w, DT)
+        decay += total
+    tl.store(states + walk.to(tl.int64) * size + cell, S)
+    tl.store(totals + walk * HV + hv, decay)
+
+
+@triton.jit
+def scan(
+    q,
+    k,
+    v,
+    o,
+    reach,
+    weight,
+    log_decay,
+    skip,
+    pool,
+    slots,
+    read_slots,
+    walks,
+    spans,
+    states,
+    totals,
+    dq,
+    dk,
+    dv,
+    do,
+    stride_q,
+    stride_k,
+    stride_v,
+    stride_slot,
+    pool_slots,
+    tokens,
+    scale,
+    G: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    TAIL: tl.constexpr,
+    DT: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Go one walk: outputs, exported states, and after a sequence's last walk its final state."""
+    pid = tl.program_id(0)
+    NV: tl.constexpr = V // BV
+    iv = pid % NV
+    hv = (pid // NV) % HV
+    walk = pid // (NV * HV)
+    n = tl.load(walks + 8 * walk + 2)
+    h = hv // (HV // G)
+    slot = tl.load(slots + n)
+    if (slot < 0) | (slot >= pool_slots):
+        return
+    origin = tl.load(read_slots + n)
+    ok = tl.arange(0, KP)
+    ov = iv * BV + tl.arange(0, BV)
+    oc = tl.arange(0, C)
+    in_k = ok < K
+    cell = hv * (V * K) + ov[:, None] * K + ok[None, :]
+    place = 0
+    walk_count = 1
+    if SPLIT:
+        place = tl.load(walks + 8 * walk + 3)
+        walk_count = tl.load(walks + 8 * walk + 4)
+    size: tl.constexpr = HV * V * K
+    if walk_count == 1:
+        # a slot outside the pool masks every channel off (interpreted masks are tensors only)
+        known = tl.where((origin >= 0) & (origin < pool_slots), K, 0)
+        start = pool + origin.to(tl.int64) * stride_slot + cell
+        S = tl.load(start, mask=(ok < known)[None, :], other=0.0).to(tl.float32)
+    else:
+        S = tl.zeros([BV, KP], tl.float32)
+        if SPLIT:
+            begin = walk - place
+            if place == 0:
+                begin = walk + walk_count - 1
+            for i in range(tl.maximum(place, 1)):
+                decay = tl.exp2(tl.load(totals + (begin + i) * HV + hv, mask=place > 0, other=0.0))
+                S = S * decay + tl.load(states + (begin + i).to(tl.int64) * size + cell)
+    per_head = 0.0
+    if KIND == _PER_HEAD:
+        per_head = tl.load(log_decay + hv) * LOG2E
+    skipped = 0.0
+    if HAS_SKIP:
+        skipped = tl.load(skip + hv)
+    gates = hv.to(tl.int64) * tokens
+    span0 = tl.load(walks + 8 * walk)
+    span_count = tl.load(walks + 8 * walk + 1)
+    for j in range(span0, span0 + span_count):
+        first = tl.load(spans + 4 * j)
+        end = tl.load(spans + 4 * j + 1)
+        export_slot = tl.load(spans + 4 * j + 2)
+        full = (end - first) // C
+        next_total = 0.0
+        if KIND != _PER_HEAD:
+            next_total = tl.load(reach + gates + first + C - 1)
+        for it in tl.range(0, full, num_stages=STAGES):
+            t0 = first + it * C
+            t = t0.to(tl.int64) + oc
+            if TMA:
+                bq = dq.load([t0, h * K]).to(DT)
+                bk = dk.load([t0, h * K]).to(DT)
+                vt = tl.trans(dv.load([t0, hv * V + iv * BV])).to(tl.float32)
+            else:
+                rows = t[:, None]
+                cols = h * K + ok[None, :]
+                bq = tl.load(q + rows * stride_q + cols, mask=in_k[None, :], other=0.0).to(DT)
+                bk = tl.load(k + rows * stride_k + cols, mask=in_k[None, :], other=0.0).to(DT)
+                vt = tl.load(v + t[None, :] * stride_v + hv * V + ov[:, None]).to(tl.float32)
+            r, w, total, next_total = _gates(
+                reach, weight, gates, t0, per_head, next_total, C, KIND
+            )
+            out = _output(S, bq, bk, vt, r, w, scale, C, DT)
+            if HAS_SKIP:
+                out += skipped * vt
+            if TMA:
+                do.store([t0, hv * V + iv * BV], tl.trans(out).to(o.dtype.element_ty))
+            else:
+                at_o = o + (t[None, :] * HV + hv) * V + ov[:, None]
+                tl.store(at_o, out.to(o.dtype.element_ty))
+            S = _next_state(S, bk, vt, r, total, w, DT)
+        # the rest of a span in small steps, which need few registers beside the state
+        tail = first + full * C
+        for it in tl.range(0, tl.cdiv(end - tail, TAIL), num_stages=1):
+            t0 = tail + it * TAIL
+            t = t0.to(tl.int64) + tl.arange(0, TAIL)
+            m = t < end
+            mk = m[:, None] & in_k[None, :]
+            cols = h * K + ok[None, :]
+            bq = tl.load(q + t[:, None] * stride_q + cols, mask=mk, other=0.0).to(DT)
+            bk = tl.load(k + t[:, None] * stride_k + cols, mask=mk, other=0.0).to(DT)
+            at_v = v + t[None, :] * stride_v + hv * V + ov[:, None]
+            vt = tl.load(at_v, mask=m[None, :], other=0.0).to(tl.float32)
+            r, w, total = _rest_gates(reach, weight, gates, t0, tail, end, per_head, TAIL, KIND)
+            out = _output(S, bq, bk, vt, r, w, scale, TAIL, DT)
+            if HAS_SKIP:
+                out += skipped * vt
+            at_o = o + (t[None, :] * HV + hv) * V + ov[:, None]
+            tl.store(at_o, out.to(o.dtype.element_ty), mask=m[None, :])
+            S = _next_state(S, bk, vt, r, total, w, DT)
+        kept = tl.where((export_slot >= 0) & (export_slot < pool_slots), K, 0)
+        target = pool + export_slot.to(tl.int64) * stride_slot + cell
+        tl.store(target, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
+    kept = tl.where(place == walk_count - 1, K, 0)
+    target = pool + slot.to(tl.int64) * stride_slot + cell
+    tl.store(target, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
