@@ -3,7 +3,6 @@
 from hybridplan.sim.arrival import Arrival, Closed, Timed, parse_arrival
 from hybridplan.sim.events import Event, EventSink
 from hybridplan.sim.outcome import (
-    Bounds,
     EngineUse,
     GroupUse,
     LossCause,
@@ -16,7 +15,6 @@ from hybridplan.sim.request import Prompt, Request
 
 __all__ = [
     "Arrival",
-    "Bounds",
     "Closed",
     "Engine",
     "EngineUse",

@@ -179,15 +179,3 @@ class Summary:
     @property
     def lost_tokens(self) -> int:
         return sum(tokens for _, tokens in self.lost)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The same trace read both ways where its unit is coarser than the block.
-
-    Each side is a full replay. A hit changes what is evicted later, so with a small pool the two
-    are the two readings of the trace, not proven bounds of the sum.
-    """
-
-    lower: Summary
-    upper: Summary

@@ -256,6 +256,7 @@ def layer_spec(description: dict[str, Any]) -> Any:
         "full": interface.FullAttentionSpec,
         "mla": interface.MLAAttentionSpec,
         "sliding_window": interface.SlidingWindowSpec,
+        "chunked_local": interface.ChunkedLocalAttentionSpec,
         "circular_buffer": interface.CircularBufferSpec,
     }
     return classes[kind](**fields)

@@ -1,4 +1,6 @@
-"""What must hold after every step of the replay, numbered. Tests call ``check``; nothing else does.
+"""What must hold in a replay, numbered. Tests call the checks; nothing else does.
+
+After every step (``check``):
 
 I1  free + referenced = all blocks but the null block; a free block that carries a key is cached.
 I2  Each block's count is the number of table entries that name it (copies queued are released).
@@ -8,15 +10,73 @@ I5  The key map and the keys of blocks are each other's inverse.
 I6  A table holds what its request has computed: no column before the window's edge is missing.
 I7  Used blocks by group add up to the referenced blocks.
 I8  Counters: 0 <= computed <= tokens + drafts in flight, running requests are within limits.
+
+When a request is about to start on a hit (``check_admission``):
+
+I9  The hit is a multiple of the hit alignment and leaves at least one token to compute.
+I10 Every block of the hit was written for this very prefix: it carries the request's key.
+I11 No recurrent state of the hit is one that this same step writes.
+
+Of an outcome (``check_outcome``):
+
+I12 The causes of loss are positive and sum to the ceiling minus the hit.
+I13 hit <= what KV alone allows <= prompt.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+from hybridplan.sim.outcome import RequestOutcome
+from hybridplan.sim.vllm.coordinator import Lookup
 from hybridplan.sim.vllm.engine import VllmEngine
 from hybridplan.sim.vllm.sequence import Sequence
 from hybridplan.sim.vllm.types import GroupKind
+
+
+def check_admission(engine: VllmEngine, seq: Sequence, lookup: Lookup) -> None:
+    """Raise InvariantError if the prefix ``seq`` is to start on is not one it may use."""
+    config = engine.config
+    hit = lookup.hit_tokens
+    single = len(config.groups) == 1
+    alignment = config.groups[0].block_tokens if single else config.hit_alignment_tokens
+    _require(
+        hit % alignment == 0 and 0 <= hit < seq.num_tokens,
+        f"I9: a hit of {hit} of {seq.num_tokens} tokens, alignment {alignment}",
+    )
+    for index, (group, blocks) in enumerate(zip(config.groups, lookup.blocks, strict=True)):
+        manager = engine.scheduler.coordinator.managers[index]
+        for column, block in enumerate(blocks):
+            if not block:
+                continue
+            per_block = group.block_tokens // config.hash_block_tokens
+            inside = seq.keys[column * per_block : (column + 1) * per_block]
+            _require(
+                any((index, key) in engine.pool.keys_of(block) for key in inside),
+                f"I10: block {block} of group {index} is not the request's prefix in column"
+                f" {column}",
+            )
+        if group.kind.is_mamba and blocks:
+            _require(
+                engine.pool.key_of[blocks[-1]] not in manager.published_this_step,
+                f"I11: group {index} starts on a state of this step",
+            )
+
+
+def check_outcome(outcome: RequestOutcome) -> None:
+    """Raise InvariantError if an outcome's tokens do not add up."""
+    lost = sum(tokens for _, tokens in outcome.lost)
+    if outcome.ceiling_tokens is not None:
+        _require(
+            lost == outcome.ceiling_tokens - outcome.hit_tokens
+            and all(tokens > 0 for _, tokens in outcome.lost),
+            f"I12: {outcome.request_id} lost {lost} tokens of"
+            f" {outcome.ceiling_tokens} - {outcome.hit_tokens}",
+        )
+    _require(
+        outcome.hit_tokens <= outcome.kv_hit_tokens <= outcome.prompt_tokens,
+        f"I13: {outcome.request_id} hits {outcome.hit_tokens}, KV {outcome.kv_hit_tokens}",
+    )
 
 
 class InvariantError(AssertionError):

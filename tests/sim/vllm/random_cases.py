@@ -10,6 +10,7 @@ from math import lcm
 from random import Random
 from typing import Any
 
+MAX_MODEL_LEN = 8192
 FULL = {"type": "full", "num_kv_heads": 1, "head_size": 128, "dtype": "bf16"}
 MLA = {"type": "mla", "num_kv_heads": 1, "head_size": 512, "dtype": "bf16"}
 STATE = {
@@ -19,6 +20,7 @@ STATE = {
     "mamba_cache_mode": "align",
 }
 SLIDING = {"type": "sliding_window", "num_kv_heads": 1, "head_size": 128, "dtype": "bf16"}
+CHUNKED = {"type": "chunked_local", "num_kv_heads": 1, "head_size": 128, "dtype": "bf16"}
 RING = {
     "type": "circular_buffer",
     "block_size": 4,
@@ -34,9 +36,21 @@ def random_case(seed: int, *, drafts: bool = True) -> dict[str, Any]:
     """One case; equal seeds give equal cases. ``drafts`` allows speculative decoding."""
     rng = Random(seed)
     block = rng.choice([16, 32, 64])
-    num_drafts = rng.choice([1, 2, 3]) if drafts and rng.random() < 0.35 else 0
-    groups = _groups(rng, block, num_drafts)
+    plain = rng.random()
+    num_drafts = rng.choice([1, 2, 3]) if plain >= 0.1 and drafts and rng.random() < 0.35 else 0
+    if plain < 0.05:
+        groups = _chunked_groups(rng, block)
+    elif plain < 0.1:
+        groups = _uncached_groups(rng, block)
+    else:
+        groups = _groups(rng, block, num_drafts)
     args = _limits(rng, groups, num_drafts)
+    if plain < 0.05:
+        args.pop("prefix_match_unit", None)
+    elif plain < 0.1:
+        for name in ("prefix_match_unit", "prefix_cache_retention_interval"):
+            args.pop(name, None)
+        args["enable_prefix_caching"] = False
     case: dict[str, Any] = {
         "engine_args": args,
         "num_blocks": rng.choice([25, 30, 45, 70, 200] if block > 16 else [60, 90, 150, 400]),
@@ -89,11 +103,25 @@ def _groups(rng: Random, block: int, num_drafts: int) -> list[dict[str, Any]]:
     return groups
 
 
+def _chunked_groups(rng: Random, block: int) -> list[dict[str, Any]]:
+    """Chunked local attention is only looked up where every block is of one size."""
+    full = {**FULL, "block_size": block, "layers": 2}
+    chunk = rng.choice([block, 2 * block, 100])
+    return [full, {**CHUNKED, "block_size": block, "attention_chunk_size": chunk, "layers": 2}]
+
+
+def _uncached_groups(rng: Random, block: int) -> list[dict[str, Any]]:
+    """Without prefix caching a state block spans the longest sequence."""
+    state = {**STATE, "mamba_cache_mode": "none", "block_size": MAX_MODEL_LEN, "layers": 4}
+    full = {**FULL, "block_size": block, "layers": 2}
+    return [full] + [dict(state) for _ in range(rng.choice([1, 2]))]
+
+
 def _limits(rng: Random, groups: list[dict[str, Any]], num_drafts: int) -> dict[str, Any]:
     args: dict[str, Any] = {
         "max_num_batched_tokens": rng.choice([20, 50, 100, 300, 8192]),
         "max_num_seqs": rng.choice([1, 2, 4, 16]),
-        "max_model_len": 8192,
+        "max_model_len": MAX_MODEL_LEN,
     }
     if args["max_num_batched_tokens"] <= num_drafts * args["max_num_seqs"] + 4:
         args["max_num_batched_tokens"] = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from hybridplan.sim.outcome import RequestOutcome, Summary
 from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Request
 from hybridplan.sim.vllm import invariants
+from hybridplan.sim.vllm.engine import VllmEngine
 from hybridplan.sim.vllm.replayed import ReplayedVllm
 from hybridplan.sim.vllm.types import VllmCacheConfig
 
@@ -80,17 +82,19 @@ def test_causes_sum_to_the_loss_and_bounds_are_ordered(seed: int) -> None:
     outcomes, _, summary, _ = _run(seed, skipping=True, drafts=True)
     for outcome in outcomes:
         assert outcome.ceiling_tokens is not None
-        assert outcome.hit_tokens <= outcome.kv_hit_tokens <= outcome.prompt_tokens
-        assert sum(tokens for _, tokens in outcome.lost) == (
-            outcome.ceiling_tokens - outcome.hit_tokens
-        )
-        assert all(tokens > 0 for _, tokens in outcome.lost)
+        invariants.check_outcome(outcome)
     assert summary.lost_tokens == (summary.ceiling_tokens or 0) - summary.hit_tokens
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1_000_000))
-def test_invariants_hold_after_every_step(seed: int) -> None:
+def test_invariants_hold_after_every_step_and_at_every_admission(seed: int) -> None:
     case = random_cases.random_case(seed)
     config = traced_cases.config_of(case, ECHO, "0.33")
-    traced_cases.replay_case(case, config, check=invariants.check)
+
+    def check(engine: VllmEngine) -> None:
+        invariants.check(engine)
+        if engine.scheduler.on_admit is None:
+            engine.scheduler.on_admit = partial(invariants.check_admission, engine)
+
+    traced_cases.replay_case(case, config, check=check)

@@ -25,6 +25,7 @@ KINDS = {
     "mla": GroupKind.MLA,
     "MLAAttentionSpec": GroupKind.MLA,
     "sliding_window": GroupKind.SLIDING,
+    "chunked_local": GroupKind.CHUNKED,
     "circular_buffer": GroupKind.RING,
     "CircularBufferSpec": GroupKind.RING,
 }
@@ -47,7 +48,7 @@ def _group(spec: dict[str, Any]) -> VllmGroup:
     return VllmGroup(
         kind=group_kind,
         block_tokens=spec["block_size"],
-        window_tokens=spec.get("sliding_window") or 0,
+        window_tokens=spec.get("sliding_window") or spec.get("attention_chunk_size") or 0,
         spec_blocks=spec.get("num_speculative_blocks") or 0,
         checkpoint_blocks=spec.get("num_prefill_checkpoint_blocks") or 0,
         checkpoint_alignment_tokens=spec.get("prefill_checkpoint_alignment"),
