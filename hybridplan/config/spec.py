@@ -230,6 +230,25 @@ class ShortConv:
 
 
 @dataclass(frozen=True, slots=True)
+class NGramConv:
+    """Dilated convolution over a layer's n-gram embedding (Qwen3.8-Flash-Next's PLE).
+
+    It reads ``conv_kernel`` inputs ``dilation`` tokens apart. Only its window is described: the
+    embedding's weights are not sized by the files seen so far.
+    """
+
+    channels: int
+    conv_kernel: int
+    dilation: int
+    kind: Literal["ngram_conv"] = "ngram_conv"
+
+    @property
+    def window_tokens(self) -> int:
+        """Inputs it looks back at, this token's own left out."""
+        return (self.conv_kernel - 1) * self.dilation
+
+
+@dataclass(frozen=True, slots=True)
 class GatedMemoryUnit:
     """SambaY's GMU: gates the output of an earlier Mamba layer; no cache of its own."""
 
@@ -259,6 +278,7 @@ Recurrent: TypeAlias = (
     | RGLRU
     | RWKV7
     | ShortConv
+    | NGramConv
     | IllustrativeState
 )
 Attending: TypeAlias = Attention | LatentAttention | CompressedAttention

@@ -24,6 +24,7 @@ from hybridplan.config.spec import (
     Mamba2,
     Mixer,
     ModelSpec,
+    NGramConv,
     Recurrent,
     ShortConv,
 )
@@ -191,6 +192,8 @@ def _cut(mixer: Recurrent, tp: int) -> _Cut:
     if isinstance(mixer, ShortConv):
         channels = split(mixer.channels, tp, "channels of the short convolutions")
         return _Cut((), channels, mixer.conv_kernel)
+    if isinstance(mixer, NGramConv):
+        return _Cut((), mixer.channels, mixer.window_tokens + 1)
     elements = split(mixer.state_elements, tp, "state elements")
     channels = split(mixer.conv_channels, tp, "convolution channels")
     return _Cut((elements,) if elements else (), channels, mixer.conv_kernel)
@@ -205,7 +208,8 @@ def _recurrent(mixer: Recurrent, spec: ModelSpec, deployment: Deployment) -> lis
     if cut.conv_channels:
         columns = conventions.conv_columns(cut.conv_kernel, mixer.kind, deployment)
         dtype = conventions.conv_dtype(spec, deployment)
-        states.append(State("conv", (columns, cut.conv_channels), dtype))
+        copies = deployment.tp if isinstance(mixer, NGramConv) else 1
+        states.append(State("conv", (columns, cut.conv_channels), dtype, copies))
     if isinstance(mixer, RWKV7):
         dtype = conventions.conv_dtype(spec, deployment)
         states.append(State("token_shift", (2, spec.hidden_size), dtype, deployment.tp))

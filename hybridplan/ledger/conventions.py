@@ -110,10 +110,11 @@ def _vllm_state_dtype(spec: ModelSpec, mixer: Recurrent, deployment: Deployment)
 def conv_columns(kernel: int, mixer_kind: str, deployment: Deployment) -> int:
     """Columns of a convolution window kept between steps.
 
-    transformers keeps all K inputs, but for RG-LRU. vLLM keeps K - 1 and widens the window by the
-    drafts, but not for Mamba-1; SGLang keeps the strip for drafts outside the slot.
+    transformers keeps all K inputs, but for RG-LRU and the n-gram convolution. vLLM keeps K - 1 and
+    widens the window by the drafts, but not for Mamba-1; SGLang keeps the strip for drafts outside
+    the slot.
     """
-    if deployment.engine == "transformers" and mixer_kind != "rglru":
+    if deployment.engine == "transformers" and mixer_kind not in ("rglru", "ngram_conv"):
         return kernel
     widened = deployment.engine == "vllm" and mixer_kind != "mamba1"
     return kernel - 1 + (deployment.drafts if widened else 0)

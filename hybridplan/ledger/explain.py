@@ -51,6 +51,7 @@ _CHANNELS = {
     "mamba2": "((heads // tp) * head_dim + 2 * groups_per_rank * state_dim)",
     "rglru": "(lru_width // tp)",
     "short_conv": "channels // tp",
+    "ngram_conv": "channels",
     "state": "conv_channels // tp",
 }
 _NAME = re.compile(r"[a-z_]+")

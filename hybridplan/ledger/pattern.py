@@ -30,6 +30,7 @@ _LETTERS = {
     "rglru": "R",
     "rwkv7": "R",
     "short_conv": "V",
+    "ngram_conv": "V",
     "gmu": "G",
 }
 

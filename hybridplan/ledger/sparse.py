@@ -22,12 +22,16 @@ def index_caches(
 ) -> list[TokenCache]:
     """Index keys: fp8 with a scale in the serving engines, plain model dtype in the others.
 
+    vLLM keeps Qwen's pooled keys in bf16 (``resolve_indexer_kv_dtype("bf16")``).
+
     ``latent``: the keys belong to MLA (GLM's pools) and not to K and V heads (Qwen's).
     """
     if indexer is None or not indexer.owned:
         return []
     width, pooled = indexer.head_dim, indexer.tokens_per_entry
-    if deployment.engine in ("vllm", "sglang"):
+    if deployment.engine == "vllm" and indexer.form == "qsa":
+        dtype, key_bytes = "bfloat16", width * element_bytes("bfloat16")
+    elif deployment.engine in ("vllm", "sglang"):
         dtype, key_bytes = "uint8", quantised_index_bytes(indexer.head_dim)
     else:
         dtype = conventions.model_dtype(spec, deployment)
@@ -55,18 +59,31 @@ def index_caches(
 
 
 def tail_ring(mixer: Mixer, deployment: Deployment) -> list[State]:
-    """The ring where tokens of an unfinished index pool wait: key and gate, bf16 (vllm.md 1.1)."""
+    """The ring where tokens of an unfinished index pool wait, bf16 (vllm.md 1.1).
+
+    GLM's holds key and gate, in a power of two of pools; Qwen's holds the key and, for a model with
+    images, its three positions as int64, in as many pools as are needed.
+    """
     indexer = getattr(mixer, "indexer", None)
     if indexer is None or not (indexer.owned and indexer.tail_ring):
         return []
     if deployment.engine == "transformers":
         return []
-    pool = indexer.tokens_per_entry
-    pools = 1
-    while pools * pool < pool + deployment.drafts:
-        pools *= 2
-    shape = (2, pools * pool, indexer.head_dim)
+    tokens = ring_tokens(indexer, deployment.drafts)
+    parts = 1 if indexer.form == "qsa" else 2
+    shape = (parts, tokens, indexer.head_dim)
     return [State("tail_ring", shape, "bfloat16", deployment.tp, checkpointed=False)]
+
+
+def ring_tokens(indexer: Indexer, drafts: int) -> int:
+    """Tokens of that ring: an open pool and the drafts, in whole pools."""
+    pool = indexer.tokens_per_entry
+    if indexer.form == "qsa":
+        return -(-(pool + drafts) // pool) * pool
+    pools = 1
+    while pools * pool < pool + drafts:
+        pools *= 2
+    return pools * pool
 
 
 def compressed_caches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridplan.config.families import common, gdn
 from hybridplan.config.fields import Fields
-from hybridplan.config.spec import Indexer, ModelSpec
+from hybridplan.config.spec import Indexer, ModelSpec, NGramConv
 
 QSA_KEYS = (
     "indexer_n_heads",
@@ -32,28 +32,54 @@ def read(f: Fields, root: Fields) -> ModelSpec:
     rank = f.whole("model.stream_rank", "hc_lowrank", most=1 << 20)
     wide = streams * hidden
     mixing = {"mixing_streams": 2 * (wide + 2 * wide * rank + wide * streams)}
-    if f.has("ple_layer_ids") or not f.has("ple_embed_dim"):
-        f.notes.append(
-            "the per-layer n-gram embedding (ple_*, tens of billions of parameters that may sit in "
-            "host memory, and its small convolution state) is not counted: the file does not size "
-            "it"
-        )
+    placed = _ngram_layers(f, kinds)
+    linear = gdn.mixer(f)
+    ngram = (_ngram(f, wide),) if placed else ()
     draft = common.draft_count(f, "mtp_num_hidden_layers")
     return common.model(
         f,
         root,
         layers=common.stack(
-            kinds,
-            {"gdn": (gdn.mixer(f),), "full": (full,)},
+            ["ngram" if index in placed else kind for index, kind in enumerate(kinds)],
+            {"gdn": (linear,), "ngram": (*ngram, linear), "full": (full,)},
             [experts] * count,
             norms=0,
-            extra={"gdn": mixing, "full": mixing},
+            extra={"gdn": mixing, "ngram": mixing, "full": mixing},
         ),
         draft_layers=common.drafts(
             draft, (full,), experts, count, {"mtp_projection": 2 * hidden * hidden + 3 * hidden}
         ),
         extra_params={"mixing_streams": wide + 2 * wide * rank},
         final_norm_params=0,
+    )
+
+
+def _ngram_layers(f: Fields, kinds: list[str]) -> set[int]:
+    """Layers with an n-gram embedding; ``ple_layer_ids`` counts from 1. None where it is null."""
+    uncounted = "tens of billions of parameters that may sit in host memory"
+    if not f.has("ple_layer_ids"):
+        f.notes.append(
+            f"{f.at('ple_layer_ids')} is not given: the per-layer n-gram embedding ({uncounted}) "
+            "and its convolution state are not counted, nor the group of states a vLLM pool has "
+            "for them"
+        )
+        return set()
+    f.notes.append(f"the per-layer n-gram embedding ({uncounted}) is not counted, its state is")
+    placed = {one - 1 for one in f.wholes("ple_layer_ids", least=1, most=len(kinds))}
+    for index in sorted(placed):
+        if kinds[index] != "gdn":
+            raise f.fail(
+                f"{f.at('ple_layer_ids')} names layer {index + 1}, which is no linear_attention "
+                "layer"
+            )
+    return placed
+
+
+def _ngram(f: Fields, channels: int) -> NGramConv:
+    return NGramConv(
+        channels=channels,
+        conv_kernel=f.whole("ngram.conv_kernel", "ple_conv_kernel_size", most=1024),
+        dilation=f.whole("ngram.dilation", "ngram_size", most=1024),
     )
 
 

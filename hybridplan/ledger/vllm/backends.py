@@ -96,6 +96,8 @@ BACKENDS = {
         Backend("FLASHINFER_MLA_SPARSE_SM120", _any(64), stride_rows=64),
         Backend("FLASHINFER_MLA_SPARSE", _any(32), stride_rows=32),
         Backend("KPOOL_TAIL", _any(1), layouts=_PACKED),
+        Backend("QSA_TRITON", _any(16)),
+        Backend("QSA_STATE", _any(1), layouts=("BLNHC", "BLHNC")),
     )
 }
 

@@ -41,7 +41,7 @@ def cache_dtype(
     asked = deployment.kv_dtype or stated or AUTO
     if asked == AUTO:
         pooled = any(
-            sparse(m) and m.indexer is not None and m.indexer.tail_ring
+            sparse(m) and m.indexer is not None and m.indexer.form == "kpool"
             for m in attending(spec.layers)
         )
         return "fp8" if pooled and generation == "sm100" and rules.glm_fp8_on_sm100 else AUTO

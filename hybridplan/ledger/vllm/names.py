@@ -21,6 +21,7 @@ _STATES = {
     "kda": "self_attn",
     "lightning": "self_attn",
     "short_conv": "short_conv",
+    "ngram_conv": "ple",
 }
 _INSIDE_MTP = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _BACKBONE = ("mamba", "mamba2", "falcon_mamba")

@@ -20,6 +20,7 @@ from hybridplan.ledger.conventions import model_dtype
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import element_bytes
 from hybridplan.ledger.held import LayerCaches, TokenCache
+from hybridplan.ledger.sparse import ring_tokens
 from hybridplan.ledger.vllm import backends as table
 from hybridplan.ledger.vllm import names
 from hybridplan.ledger.vllm.backends import Backend
@@ -29,6 +30,9 @@ from hybridplan.ledger.vllm.page import AttentionCache, CacheMode, LayerCache, M
 from hybridplan.ledger.vllm.rules import VersionRules
 from hybridplan.ledger.vllm.selection import Ask, select
 from hybridplan.ledger.vllm.states import checkpoint_alignment, state_cache
+
+# Three rope positions as int64 beside a raw key, counted in bf16 elements.
+_POSITION_ELEMENTS = 3 * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,8 @@ class SiteBuilder:
         )
 
     def _backend(self, mixer: Attention | LatentAttention, part: names.Part) -> Backend:
+        if isinstance(mixer, Attention) and mixer.indexer and mixer.indexer.form == "qsa":
+            return table.BACKENDS["QSA_TRITON"]
         wanted = self.options.attention_backend
         if wanted is not None and ("MLA" in wanted) != isinstance(mixer, LatentAttention):
             wanted = None
@@ -213,32 +219,40 @@ class SiteBuilder:
     ) -> list[Site]:
         indexer = mixer.indexer
         assert indexer is not None
-        name = names.indexer_name(self.spec, layer, "k_cache", part)
+        pooled = indexer.form == "qsa"
+        draft = part != "target"
         keys = AttentionCache(
             kind="mla",
             block_tokens=indexer.tokens_per_entry,
             heads=cache.heads,
-            key_dim=cache.bytes_per_entry // cache.heads,
-            dtype="uint8",
+            key_dim=cache.bytes_per_entry // cache.heads // element_bytes(cache.dtype),
+            dtype=cache.dtype,
             tokens_per_entry=Fraction(cache.tokens_per_entry),
             role="indexer",
-            draft=part != "target",
+            draft=draft,
         )
-        backend = table.indexer_backend(cache.tokens_per_entry, self.options.generation)
-        found = [Site(name, keys, backend)]
-        if indexer.tail_ring:
-            ring = AttentionCache(
-                kind="ring",
-                block_tokens=_ring_tokens(cache.tokens_per_entry, self.deployment.drafts),
-                heads=2,
-                key_dim=indexer.head_dim,
-                dtype="bfloat16",
-                dcp_sharded=False,
-                draft=part != "target",
-            )
-            tail = names.indexer_name(self.spec, layer, "tail_cache", part)
-            found.append(Site(tail, ring, table.BACKENDS["KPOOL_TAIL"]))
-        return found
+        if pooled:
+            backend = table.BACKENDS["QSA_STATE"]
+        else:
+            backend = table.indexer_backend(cache.tokens_per_entry, self.options.generation)
+        name = "compressed_key_cache" if pooled else "k_cache"
+        found = [Site(names.indexer_name(self.spec, layer, name, part), keys, backend)]
+        if not indexer.tail_ring:
+            return found
+        positions = _POSITION_ELEMENTS if pooled and names.multimodal(self.spec) else 0
+        ring = AttentionCache(
+            kind="ring",
+            block_tokens=ring_tokens(indexer, self.deployment.drafts),
+            heads=1 if pooled else 2,
+            key_dim=indexer.head_dim + positions,
+            dtype="bfloat16",
+            dcp_sharded=False,
+            draft=draft,
+        )
+        name = "raw_key_cache" if pooled else "tail_cache"
+        waiting = table.BACKENDS["QSA_STATE" if pooled else "KPOOL_TAIL"]
+        site = Site(names.indexer_name(self.spec, layer, name, part), ring, waiting)
+        return [site, *found] if pooled else [*found, site]
 
     def _state(self, layer: Layer, mixer: Mixer, held: LayerCaches, part: names.Part) -> Site:
         cache = state_cache(
@@ -246,11 +260,3 @@ class SiteBuilder:
         )
         name = names.cache_name(self.spec, layer, mixer, part)
         return Site(name, replace(cache, draft=part != "target"))
-
-
-def _ring_tokens(pool_tokens: int, drafts: int) -> int:
-    """Smallest power of two of pools that hold an open pool and the drafts."""
-    pools = 1
-    while pools * pool_tokens < pool_tokens + drafts:
-        pools *= 2
-    return pools * pool_tokens

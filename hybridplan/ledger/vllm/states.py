@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import lcm
 
-from hybridplan.config.spec import GatedDeltaNet, KimiDelta, Layer, Mamba2, Mixer, ModelSpec
+from hybridplan.config.spec import (
+    GatedDeltaNet,
+    KimiDelta,
+    Layer,
+    Mamba2,
+    Mixer,
+    ModelSpec,
+    NGramConv,
+)
 from hybridplan.errors import RefusalError
 from hybridplan.ledger.caches import layer_caches
 from hybridplan.ledger.conventions import model_dtype
@@ -70,10 +78,11 @@ def state_cache(
         block_tokens=1,
         shapes=tuple(shapes),
         dtypes=tuple(dtypes),
-        state_type=mixer.kind,
+        state_type="short_conv" if isinstance(mixer, NGramConv) else mixer.kind,
         speculative_blocks=speculative,
         checkpoint_blocks=blocks,
         checkpoint_alignment_tokens=alignment,
+        replicated=isinstance(mixer, NGramConv),
     )
 
 
@@ -186,7 +195,7 @@ def _flash_kda(mixer: KimiDelta, spec: ModelSpec, options: VllmOptions) -> bool:
 def _checkpoints(
     mixer: Mixer, spec: ModelSpec, options: VllmOptions, rules: VersionRules, mode: CacheMode
 ) -> tuple[int, int | None]:
-    if isinstance(mixer, GatedDeltaNet):
+    if isinstance(mixer, GatedDeltaNet | NGramConv):
         common = checkpoint_alignment(spec, options, rules)
         if mode != "align" or common is None:
             return 0, None
@@ -204,14 +213,15 @@ def _checkpoints(
 def checkpoint_alignment(spec: ModelSpec, options: VllmOptions, rules: VersionRules) -> int | None:
     """Alignment all recurrent layers declare to the platform, in tokens; None if one declares none.
 
-    Only Gated DeltaNet under FlashInfer declares one (``get_prefill_checkpoint_alignment``).
+    Only Gated DeltaNet under FlashInfer declares one (``get_prefill_checkpoint_alignment``), and
+    the n-gram convolution, which goes along with any.
     """
     if not rules.gdn_checkpoints:
         return None
     found = False
     for layer in spec.layers:
         for mixer in layer.mixers:
-            if mixer.kind in ("attention", "mla", "compressed", "gmu"):
+            if mixer.kind in ("attention", "mla", "compressed", "gmu", "ngram_conv"):
                 continue
             if not (isinstance(mixer, GatedDeltaNet) and flashinfer_gdn(mixer, spec, options)):
                 return None

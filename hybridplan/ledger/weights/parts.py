@@ -27,6 +27,7 @@ from hybridplan.config.spec import (
     Mamba2,
     Mixer,
     MoE,
+    NGramConv,
     ShortConv,
 )
 
@@ -48,7 +49,7 @@ class Part:
 
 
 def mixer_parts(mixer: Mixer, hidden: int) -> Iterator[Part]:
-    """Every weight of a mixer. An IllustrativeState has none: only its cache is described."""
+    """Every weight of a mixer. Of an IllustrativeState or NGramConv only the cache is described."""
     match mixer:
         case Attention():
             yield from _attention(mixer, hidden)
@@ -75,7 +76,7 @@ def mixer_parts(mixer: Mixer, hidden: int) -> Iterator[Part]:
         case GatedMemoryUnit():
             yield _r("in_proj", hidden * mixer.inner)
             yield _r("out_proj", mixer.inner * hidden)
-        case IllustrativeState():
+        case IllustrativeState() | NGramConv():
             return
 
 
