@@ -20,8 +20,17 @@ class InfiniteCache:
         self._roots: dict[tuple[str, int], _Node] = {}
 
     def reusable_tokens(self, request: Request) -> int:
-        """Leading prompt tokens already seen. Does not remember the request."""
-        prompt = request.prompt
+        """Leading prompt tokens already seen. Does not remember the request.
+
+        Where a later turn shows the prompt's last unit whole, that reading counts too.
+        """
+        tokens = self._seen(request.prompt)
+        sequence = request.sequence
+        if sequence is not None and sequence.ids:
+            tokens = max(tokens, min(self._seen(sequence), request.prompt.length_tokens))
+        return tokens
+
+    def _seen(self, prompt: Prompt) -> int:
         if not prompt.ids:
             return 0
         units = 0

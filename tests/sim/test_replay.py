@@ -25,6 +25,7 @@ from hybridplan.sim import (
     parse_arrival,
     simulate,
 )
+from hybridplan.sim.vllm.invariants import check_outcome
 from hybridplan.sim.vllm.keys import Reading
 from hybridplan.sim.vllm.replayed import ReplayedVllm
 from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig, VllmGroup
@@ -236,6 +237,13 @@ def test_upper_reading_hits_at_least_as_much_when_the_block_cuts_units() -> None
     assert not lower.exact_identity
     assert lower.hit_tokens <= upper.hit_tokens
     assert any("lower reading" in sentence for sentence in lower.assumptions)
+
+
+def test_causes_still_sum_when_units_are_cut_either_way() -> None:
+    for reading in Reading:
+        engine = ReplayedVllm(_config(900, 576), reading=reading)
+        for outcome in Replay(_mooncake(300), engine, arrival=Closed(4)):
+            check_outcome(outcome)
 
 
 def test_memory_follows_the_pool_and_not_the_trace() -> None:

@@ -122,6 +122,8 @@ class ReplayedVllm:
         ceiling = None
         if self._ceiling is not None:
             ceiling = self._ceiling.reusable_tokens(request)
+            if self.reading == Reading.UPPER.value:
+                ceiling = min(ceiling + prompt.unit_tokens - 1, prompt.length_tokens)
             self._ceiling.remember(request)
         seq = self.engine.add(request)
         self._records[seq.serial] = _Record(ceiling)
