@@ -153,6 +153,7 @@ def state_lines(layers: Sequence[LayerCaches], tp: int) -> tuple[StateLine, ...]
         for state in layer.states:
             attending = state.name in ("tail_ring", "compressor")
             mixer = mixers[0] if attending else mixers[-1]
+            mixer = state.name if state.name in mixers else mixer
             counts[mixer, state] = counts.get((mixer, state), 0) + 1
     return tuple(
         StateLine(

@@ -208,8 +208,11 @@ def _recurrent(mixer: Recurrent, spec: ModelSpec, deployment: Deployment) -> lis
     if cut.conv_channels:
         columns = conventions.conv_columns(cut.conv_kernel, mixer.kind, deployment)
         dtype = conventions.conv_dtype(spec, deployment)
-        copies = deployment.tp if isinstance(mixer, NGramConv) else 1
-        states.append(State("conv", (columns, cut.conv_channels), dtype, copies))
+        shape = (columns, cut.conv_channels)
+        if isinstance(mixer, NGramConv):
+            states.append(State("ngram_conv", shape, dtype, deployment.tp))
+        else:
+            states.append(State("conv", shape, dtype))
     if isinstance(mixer, RWKV7):
         dtype = conventions.conv_dtype(spec, deployment)
         states.append(State("token_shift", (2, spec.hidden_size), dtype, deployment.tp))

@@ -51,7 +51,6 @@ _CHANNELS = {
     "mamba2": "((heads // tp) * head_dim + 2 * groups_per_rank * state_dim)",
     "rglru": "(lru_width // tp)",
     "short_conv": "channels // tp",
-    "ngram_conv": "channels",
     "state": "conv_channels // tp",
 }
 _NAME = re.compile(r"[a-z_]+")
@@ -179,9 +178,16 @@ def _held(
         for cache in held.tokens:
             tokens.setdefault(cache, []).append(attending[0])
         for state in held.states:
-            owner = recurrent[0] if state.name in ("state", "conv", "token_shift") else attending[0]
+            owner = _owner(state, recurrent, attending)
             states.setdefault((owner.kind, state), []).append(owner)
     return tokens, states
+
+
+def _owner(state: State, recurrent: Sequence[Mixer], attending: Sequence[Mixer]) -> Mixer:
+    if state.name in ("tail_ring", "compressor"):
+        return attending[0]
+    ngram = state.name == "ngram_conv"
+    return next(mixer for mixer in recurrent if (mixer.kind == "ngram_conv") == ngram)
 
 
 def _token_figures(chain: _Chain) -> list[tuple[str, bool]]:

@@ -12,7 +12,9 @@ from hybridplan.config.spec import Window
 from hybridplan.ledger.dtypes import element_bytes
 
 CacheName: TypeAlias = Literal["kv", "mla", "index", "compressed"]
-StateName: TypeAlias = Literal["state", "conv", "token_shift", "tail_ring", "compressor"]
+StateName: TypeAlias = Literal[
+    "state", "conv", "token_shift", "ngram_conv", "tail_ring", "compressor"
+]
 
 
 @dataclass(frozen=True, slots=True)
