@@ -1,6 +1,8 @@
 """Chunked prefill of gated linear attention with one decay per key channel.
 
-One program carries BV rows of one head's state through a sequence, 16 tokens at a time. Within a
+A first kernel works on all chunks of 16 tokens at once: it scales q and k to the chunk's edges and
+finds the chunk's own part of the attention. In a second one a program carries BV rows of one head's
+state through a sequence; its loop holds three products and no exponential. Within a
 chunk the decay between two tokens is split at a token between them, so that both factors stay
 representable: at the edge between halves, or between the quarters of a half, where no factor
 exceeds 1. Within a quarter of 4 tokens it is split at the quarter's start, where a factor grows by
@@ -12,7 +14,6 @@ itself is decayed without that limit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -37,11 +38,77 @@ def _row(x, i, row):
 
 
 @triton.jit
-def _scan(
+def _prepare(
     q,
     k,
-    v,
     g,
+    q_in,
+    k_out,
+    inside_out,
+    decay,
+    chunks,
+    scale,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    C: tl.constexpr,
+    DT: tl.constexpr,
+):
+    # one program per (chunk, head): q and k scaled to the chunk's edges, and the chunk's own part
+    chunk = tl.program_id(0) // H
+    h = tl.program_id(0) % H
+    first = tl.load(chunks + 4 * chunk)
+    end = tl.load(chunks + 4 * chunk + 1)
+    ok = tl.arange(0, KP)
+    oc = tl.arange(0, C)
+    in_k = ok < K
+    i = oc[:, None]
+    j = oc[None, :]
+    half: tl.constexpr = C // 2
+    quarter: tl.constexpr = C // 4
+    t = first.to(tl.int64) + oc
+    m = t < end
+    mk = m[:, None] & in_k[None, :]
+    at = (t[:, None] * H + h) * K + ok[None, :]
+    bq = tl.load(q + at, mask=mk, other=0.0).to(tl.float32) * scale
+    bk = tl.load(k + at, mask=mk, other=0.0).to(tl.float32)
+    bg = tl.load(g + at, mask=mk, other=0.0).to(tl.float32) * _LOG2E
+    reach = tl.cumsum(bg, 0)
+    total = tl.sum(bg, 0)
+    # the two halves, then the quarters of each: split at an edge, no factor above 1
+    edge = _row(reach, i, half - 1)
+    q_far = tl.where(i >= half, bq * tl.exp2(tl.minimum(reach - edge, 0.0)), 0.0)
+    k_far = tl.where(i < half, bk * tl.exp2(tl.minimum(edge - reach, 0.0)), 0.0)
+    inside = tl.dot(q_far.to(DT), tl.trans(k_far).to(DT), input_precision="tf32x3")
+    low_edge = _row(reach, i, quarter - 1)
+    edge = tl.where(i < half, low_edge, _row(reach, i, half + quarter - 1))
+    second = (i // quarter) % 2 == 1
+    q_mid = tl.where(second, bq * tl.exp2(tl.minimum(reach - edge, 0.0)), 0.0)
+    k_mid = tl.where(second, 0.0, bk * tl.exp2(tl.minimum(edge - reach, 0.0)))
+    mid = tl.dot(q_mid.to(DT), tl.trans(k_mid).to(DT), input_precision="tf32x3")
+    inside += tl.where(i // half == j // half, mid, 0.0)
+    # within a quarter: decay summed from its start, floored
+    soft = tl.reshape(tl.maximum(bg, _FLOOR), [C // quarter, quarter, KP])
+    soft = tl.reshape(tl.cumsum(soft, 1), [C, KP])
+    k_near = tl.trans((bk * tl.exp2(-soft)).to(DT))
+    near = tl.dot((bq * tl.exp2(soft)).to(DT), k_near, input_precision="tf32x3")
+    inside += tl.where((i >= j) & (i // quarter == j // quarter), near, 0.0)
+    at_row = (t[:, None] * H + h) * C + j
+    tl.store(inside_out + at_row, inside.to(inside_out.dtype.element_ty), mask=m[:, None])
+    scaled = bq * tl.exp2(reach)
+    tl.store(q_in + at, scaled.to(q_in.dtype.element_ty), mask=mk)
+    scaled = bk * tl.exp2(total[None, :] - reach)
+    tl.store(k_out + at, scaled.to(k_out.dtype.element_ty), mask=mk)
+    tl.store(decay + (chunk.to(tl.int64) * H + h) * K + ok, tl.exp2(total), mask=in_k)
+
+
+@triton.jit
+def _scan(
+    q_in,
+    k_out,
+    inside,
+    decay,
+    v,
     o,
     pool,
     slots,
@@ -50,7 +117,6 @@ def _scan(
     chunks,
     stride_slot,
     pool_slots,
-    scale,
     H: tl.constexpr,
     K: tl.constexpr,
     KP: tl.constexpr,
@@ -73,63 +139,41 @@ def _scan(
     oc = tl.arange(0, C)
     ov = iv * BV + tl.arange(0, BV)
     in_k = ok < K
-    i = oc[:, None]
-    j = oc[None, :]
-    half: tl.constexpr = C // 2
-    quarter: tl.constexpr = C // 4
     cell = h * (V * K) + ov[:, None] * K + ok[None, :]
     known = tl.where((origin >= 0) & (origin < pool_slots), K, 0)
     start = pool + origin.to(tl.int64) * stride_slot + cell
     S = tl.load(start, mask=(ok < known)[None, :], other=0.0).to(tl.float32)
     first_chunk = tl.load(sequences + 4 * n + 2)
     chunk_count = tl.load(sequences + 4 * n + 3)
+    first = tl.load(chunks + 4 * first_chunk)
     for c in tl.range(first_chunk, first_chunk + chunk_count, num_stages=STAGES):
-        first = tl.load(chunks + 4 * c)
+        # chunks lie end to end, so that no address waits for the table
         end = tl.load(chunks + 4 * c + 1)
         export_slot = tl.load(chunks + 4 * c + 3)
         t = first.to(tl.int64) + oc
         m = t < end
         mk = m[:, None] & in_k[None, :]
         at = (t[:, None] * H + h) * K + ok[None, :]
-        bq = tl.load(q + at, mask=mk, other=0.0).to(tl.float32) * scale
-        bk = tl.load(k + at, mask=mk, other=0.0).to(tl.float32)
-        bg = tl.load(g + at, mask=mk, other=0.0).to(tl.float32) * _LOG2E
+        bq = tl.load(q_in + at, mask=mk, other=0.0).to(DT)
+        bk = tl.load(k_out + at, mask=mk, other=0.0).to(DT)
+        at_row = (t[:, None] * H + h) * C + oc[None, :]
+        a = tl.load(inside + at_row, mask=m[:, None], other=0.0).to(DT)
+        e = tl.load(decay + (c * H + h).to(tl.int64) * K + ok, mask=in_k, other=0.0)
         at_v = (t[:, None] * H + h) * V + ov[None, :]
         bv = tl.load(v + at_v, mask=m[:, None], other=0.0).to(DT)
-        reach = tl.cumsum(bg, 0)
-        total = tl.sum(bg, 0)
-        # the two halves, then the quarters of each: split at an edge, no factor above 1
-        edge = _row(reach, i, half - 1)
-        q_far = tl.where(i >= half, bq * tl.exp2(tl.minimum(reach - edge, 0.0)), 0.0)
-        k_far = tl.where(i < half, bk * tl.exp2(tl.minimum(edge - reach, 0.0)), 0.0)
-        inside = tl.dot(q_far.to(DT), tl.trans(k_far).to(DT), input_precision="tf32x3")
-        low_edge = _row(reach, i, quarter - 1)
-        edge = tl.where(i < half, low_edge, _row(reach, i, half + quarter - 1))
-        second = (i // quarter) % 2 == 1
-        q_mid = tl.where(second, bq * tl.exp2(tl.minimum(reach - edge, 0.0)), 0.0)
-        k_mid = tl.where(second, 0.0, bk * tl.exp2(tl.minimum(edge - reach, 0.0)))
-        mid = tl.dot(q_mid.to(DT), tl.trans(k_mid).to(DT), input_precision="tf32x3")
-        inside += tl.where(i // half == j // half, mid, 0.0)
-        # within a quarter: decay summed from its start, floored
-        soft = tl.reshape(tl.maximum(bg, _FLOOR), [C // quarter, quarter, KP])
-        soft = tl.reshape(tl.cumsum(soft, 1), [C, KP])
-        k_near = tl.trans((bk * tl.exp2(-soft)).to(DT))
-        near = tl.dot((bq * tl.exp2(soft)).to(DT), k_near, input_precision="tf32x3")
-        inside += tl.where((i >= j) & (i // quarter == j // quarter), near, 0.0)
-        carried = (bq * tl.exp2(reach)).to(DT)
-        out = tl.dot(carried, tl.trans(S).to(DT), input_precision="tf32x3")
-        out = tl.dot(inside.to(DT), bv, out, input_precision="tf32x3")
+        out = tl.dot(bq, tl.trans(S).to(DT), input_precision="tf32x3")
+        out = tl.dot(a, bv, out, input_precision="tf32x3")
         tl.store(o + at_v, out.to(o.dtype.element_ty), mask=m[:, None])
-        left = (bk * tl.exp2(total[None, :] - reach)).to(DT)
-        S = S * tl.exp2(total)[None, :]
-        S = tl.dot(tl.trans(bv), left, S, input_precision="tf32x3")
+        S = tl.dot(tl.trans(bv), bk, S * e[None, :], input_precision="tf32x3")
         kept = tl.where((export_slot >= 0) & (export_slot < pool_slots), K, 0)
         target = pool + export_slot.to(tl.int64) * stride_slot + cell
         tl.store(target, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
+        first = end
     target = pool + slot.to(tl.int64) * stride_slot + cell
     tl.store(target, S.to(pool.dtype.element_ty), mask=in_k[None, :])
 
 
+_launch_prepare = launch.Launcher(_prepare)
 _launch = launch.Launcher(_scan)
 
 
@@ -175,18 +219,25 @@ def chunk_prefill(
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     BV = min(32, V & -V)
     reads = slots if read_slots is None else read_slots
+    KP = max(16, launch.next_power_of_2(K))
+    tile = torch.float32 if v.dtype == torch.float32 else torch.bfloat16
+    dtype = tl.float32 if launch.INTERPRETED or tile == torch.float32 else tl.bfloat16
+    q_in, k_out = torch.empty((2, T, H, K), dtype=tile, device=device)
+    inside = torch.empty((T, H, CHUNK_TOKENS), dtype=tile, device=device)
+    chunk_count = max(index.chunk_count, 1)
+    decay = torch.empty((chunk_count, H, K), dtype=torch.float32, device=device)
+    _launch_prepare(
+        (number,),
+        (chunk_count * H, 1, 1),
+        (q, k, g, q_in, k_out, inside, decay, index.chunks),
+        (scale, H, K, KP, CHUNK_TOKENS, dtype),
+        num_warps=4,
+    )
     _launch(
         (number,),
         (N * H * (V // BV), 1, 1),
-        (q, k, v, g, out, pool, slots, reads, index.sequences, index.chunks),
-        (pool.stride(0), pool.shape[0], scale, H, K, max(16, launch.next_power_of_2(K)), V, BV,
-         CHUNK_TOKENS, _operand_dtype(v.dtype), 2),
+        (q_in, k_out, inside, decay, v, out, pool, slots, reads, index.sequences, index.chunks),
+        (pool.stride(0), pool.shape[0], H, K, KP, V, BV, CHUNK_TOKENS, dtype, 3),
         num_warps=4,
-    )  # fmt: skip
+    )
     return out
-
-
-def _operand_dtype(dtype: torch.dtype) -> Any:
-    if launch.INTERPRETED or dtype == torch.float32:
-        return tl.float32
-    return tl.bfloat16

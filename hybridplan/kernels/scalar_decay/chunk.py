@@ -124,7 +124,7 @@ def chunk_prefill(
         reach, weight = sums[0], sums[1] if args.kind == GateKind.MAMBA else None
         _sum_gates(
             launch_key,
-            (index.chunk_count * -(-HV // _GATE_HEADS), 1, 1),
+            (max(index.chunk_count, 1) * -(-HV // _GATE_HEADS), 1, 1),
             (args.values, args.a_log, args.dt_bias, reach, weight, index.chunks),
             (T, HV, _GATE_HEADS, CHUNK_TOKENS, int(args.kind), args.dt_bias is not None,
              args.softplus),

@@ -62,6 +62,15 @@ def test_chunk_matches_fp64(device, shape, strength):
     assert error(pool[case.slots.long()], states) < FP32
 
 
+def test_sequences_without_tokens_move_their_states(device):
+    case = Case(device, [0, 0])
+    pool = case.pool.clone()
+    read = torch.tensor([3, -1], dtype=torch.int32, device=device)
+    case.run(pool, cu_seqlens=case.starts, read_slots=read)
+    assert torch.equal(pool[case.slots[0]], case.pool[3])
+    assert not pool[case.slots[1]].any()
+
+
 def test_a_steady_decay_of_minus_five_does_not_overflow(device):
     case = Case(device, [64])
     case.tensors[3].fill_(-5.0)
@@ -88,8 +97,10 @@ def test_half_precision_inputs_and_states(device, dtype):
     case.pool = pool.float()
     out = case.run(pool, cu_seqlens=case.starts)
     expected, states, _ = case.expected()
-    assert error(out, expected) < 5e-3
-    assert error(pool[case.slots.long()], states) < 5e-3
+    # the interpreter truncates to bfloat16 where the card rounds
+    bound = 8e-3 if device.type == "cpu" else 5e-3
+    assert error(out, expected) < bound
+    assert error(pool[case.slots.long()], states) < bound
 
 
 @settings(max_examples=6, deadline=None)

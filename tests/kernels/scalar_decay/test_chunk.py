@@ -233,6 +233,15 @@ def test_varlen_is_separate_runs(device, gate):
     assert torch.equal(alone, pool)
 
 
+def test_sequences_without_tokens_move_their_states(device):
+    case = Case(device, [0, 0])
+    pool = case.pool.clone()
+    read = torch.tensor([3, -1], dtype=torch.int32, device=device)
+    case.run(pool, read_slots=read)
+    assert torch.equal(pool[case.slots[0]], case.pool[3])
+    assert not pool[case.slots[1]].any()
+
+
 def test_permuting_sequences_permutes_results(device):
     case = Case(device, [65, 30, 7])
     out, pool = case.run()

@@ -142,6 +142,15 @@ def test_padding_and_unrelated_slots_stay_poisoned(device):
     assert bool(pool[[0, 1, 3, 4, 5]].isnan().all())
 
 
+def test_sequences_without_tokens_move_their_windows(device):
+    case = Case(device, [0, 0])
+    pool = case.pool.clone()
+    read = torch.tensor([3, -1], dtype=torch.int32, device=device)
+    case.run(pool, cu_seqlens=case.starts, read_slots=read)
+    assert torch.equal(pool[case.slots[0]], case.pool[3])
+    assert not pool[case.slots[1]].any()
+
+
 def test_permuting_requests_permutes_results(device):
     case = Case(device, [4])
     slots = torch.tensor([3, 0, 2, 1], dtype=torch.int32, device=device)
