@@ -4,7 +4,8 @@
 
 DIR is a checkout of GitHub ruipeterpan/marconi (commit 0801661; CC BY-NC 4.0, run and not
 copied). Both run the same synthetic traces in one process on one core; Marconi's grid search is
-the exception: the artifact spreads it over all cores, ours stays on one. Hit tokens of every
+the exception: the artifact spreads it over all cores, ours stays on one, and processor seconds
+count the workers. Hit tokens of every
 request and the final size are compared first; a speed-up is only given where all agree.
 """
 
@@ -16,6 +17,7 @@ import importlib.util
 import io
 import json
 import platform
+import resource
 import sys
 import time
 from pathlib import Path
@@ -27,11 +29,14 @@ from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Prompt, Request
 
 ROOT = Path(__file__).parents[2]
-# As many sessions, rounds and gigabytes as the published SWE-bench runs; the rest is small.
-PUBLISHED_SCALE = "agent_100_sessions"
+# As many sessions, rounds and gigabytes as published runs; the other traces are small.
+PUBLISHED_SCALE = {
+    "agent_100_sessions": ("agent", (11, 100, 1.0, 5, (10, 50), 1200, (80, 1500), (40, 300))),
+    "chat_100_sessions": ("chat", (12, 100, 1.0, (10, 20), (20, 120), (100, 600))),
+}
 RUNS = (
-    (PUBLISHED_SCALE, 60_000_000_000, "static_alpha", 1.0),
-    (PUBLISHED_SCALE, 100_000_000_000, "static_alpha", 1.0),
+    ("agent_100_sessions", 60_000_000_000, "static_alpha", 1.0),
+    ("chat_100_sessions", 5_000_000_000, "marconi", 0.0),
     ("agent", 10_000_000_000, "marconi", 0.0),
     ("agent", 10_000_000_000, "static_alpha", 1.0),
     ("chat_short", 2_000_000_000, "marconi", 0.0),
@@ -39,6 +44,14 @@ RUNS = (
     ("chat_short", 2_000_000_000, "sglang+", 0.0),
     ("chat_short", 2_000_000_000, "vllm+", 0.0),
 )
+
+
+def cpu_s() -> float:
+    """Processor seconds of this process and of the workers it has waited for."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def load(path: Path) -> Any:
@@ -106,11 +119,17 @@ def main() -> int:
     )
     traces = load(ROOT / "tests" / "golden" / "marconi" / "make_traces.py")
     made = {name: make() for name, make in traces.TRACES.items()}
-    made[PUBLISHED_SCALE] = traces.agent(11, 100, 1.0, 5, (10, 50), 1200, (80, 1500), (40, 300))
+    made |= {
+        name: getattr(traces, kind)(*arguments)
+        for name, (kind, arguments) in PUBLISHED_SCALE.items()
+    }
     table = []
     for name, capacity, policy, alpha in RUNS:
+        before = cpu_s()
         ours_s, our_hits, our_bytes = run_ours(made[name], capacity, policy, alpha)
+        between = cpu_s()
         theirs_s, hits, held = run_theirs(artifact, made[name], capacity, policy, alpha)
+        our_cpu_s, their_cpu_s = between - before, cpu_s() - between
         agree = (our_hits, our_bytes) == (hits, held)
         table.append(
             {
@@ -121,7 +140,10 @@ def main() -> int:
                 "agree": agree,
                 "hybridplan_s": round(ours_s, 4),
                 "artifact_s": round(theirs_s, 4),
+                "hybridplan_cpu_s": round(our_cpu_s, 4),
+                "artifact_cpu_s": round(their_cpu_s, 4),
                 "times_as_fast": round(theirs_s / ours_s, 1) if agree else None,
+                "times_less_cpu": round(their_cpu_s / our_cpu_s, 1) if agree else None,
             }
         )
     result = {

@@ -60,6 +60,7 @@ class ArtifactCache:
         self.alpha = alpha
         self.lru_leaves = lru_leaves
         self.tree = RadixTree(None if lru_leaves else self._efficiency)
+        self._looked_up = TokenSequence(b"", 1, 0), self.tree.root
         self.evictions = self.refused = self.matched_tokens = 0
         self._now = 0
 
@@ -83,7 +84,8 @@ class ArtifactCache:
 
     def lookup(self, sequence: TokenSequence, prompt_tokens: int) -> int:
         """Hit tokens of a prompt, which may be all of it."""
-        found = self._match(sequence, prompt_tokens)
+        found = self._match(sequence, prompt_tokens, self.tree.root)
+        self._looked_up = sequence, self._certain(found)
         self.tree.note_hit(found.last)
         self.matched_tokens = found.matched_tokens
         return found.reusable_tokens
@@ -92,19 +94,29 @@ class ArtifactCache:
         """Put prompt and output into the tree: a state at the end, one at a split."""
         self._now += 1
         end = sequence.length_tokens
-        found = self._match(sequence, end)
+        known, start = self._looked_up
+        found = self._match(sequence, end, start if known is sequence else self.tree.root)
         branches = found.matched_tokens > found.reusable_tokens
         needed = self.costs.prefix_bytes(end - found.matched_tokens, 2 if branches else 1)
         over = self.bytes + needed - self.capacity_bytes
+        start = self._certain(found)
         if over > 0:
             self._evict(over)
-        self._insert(sequence, end)
+            start = self.tree.root
+        self._insert(sequence, end, start)
+        self._looked_up = sequence, self.tree.root
 
-    def _match(self, sequence: TokenSequence, end: int) -> Walk:
+    def _certain(self, found: Walk) -> Node:
+        """Where a walk of the same sequence may begin as long as the tree stays as it is: the
+        last node it fully matched, unless it went astray or has to touch the way there."""
+        astray = found.last.end != found.reusable_tokens
+        return self.tree.root if astray or self.lru_leaves else found.last
+
+    def _match(self, sequence: TokenSequence, end: int, start: Node) -> Walk:
         self._now += 1
         tree = self.tree
-        node = last = tree.root
-        position = reusable = 0
+        node = last = start
+        position = reusable = start.end
         aligned = True
         while True:
             if self.lru_leaves:
@@ -126,9 +138,9 @@ class ArtifactCache:
             last.access = self._now
         return Walk(last, reusable, position)
 
-    def _insert(self, sequence: TokenSequence, end: int) -> None:
+    def _insert(self, sequence: TokenSequence, end: int, start: Node) -> None:
         tree = self.tree
-        node, position = tree.root, 0
+        node, position = start, start.end
         while True:
             if self.lru_leaves:
                 node.access = self._now
