@@ -16,7 +16,7 @@ class InfiniteCache:
     """Every prompt seen so far, and what follows it where the trace shows it."""
 
     def __init__(self) -> None:
-        self._chained: set[object] = set()
+        self._chained: dict[str, set[int]] = {}
         self._roots: dict[tuple[str, int], _Node] = {}
 
     def reusable_tokens(self, request: Request) -> int:
@@ -35,9 +35,9 @@ class InfiniteCache:
             return 0
         units = 0
         if prompt.chained:
-            seen, scope = self._chained, prompt.scope
+            seen = self._chained.get(prompt.scope, ())
             for unit_id in prompt.ids:
-                if (unit_id if not scope else (scope, unit_id)) not in seen:
+                if unit_id not in seen:
                     break
                 units += 1
         else:
@@ -55,10 +55,7 @@ class InfiniteCache:
         if not prompt.ids:
             return
         if prompt.chained:
-            scope = prompt.scope
-            self._chained.update(
-                prompt.ids if not scope else ((scope, unit_id) for unit_id in prompt.ids)
-            )
+            self._chained.setdefault(prompt.scope, set()).update(prompt.ids)
         else:
             key = (prompt.scope, prompt.unit_tokens)
             self._roots.setdefault(key, _Node(())).insert(prompt.ids)
