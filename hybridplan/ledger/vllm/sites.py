@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
+from typing import Any, TypeVar
 
 from hybridplan.config.spec import (
     Attention,
@@ -33,6 +36,7 @@ from hybridplan.ledger.vllm.states import checkpoint_alignment, state_cache
 
 # Three rope positions as int64 beside a raw key, counted in bf16 elements.
 _POSITION_ELEMENTS = 3 * 4
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +50,23 @@ class Site:
 
 @dataclass(frozen=True)
 class SiteBuilder:
-    """Builds the sites of a model on one rank, before the block is known."""
+    """Builds the sites of a model on one rank, before the block is known.
+
+    Layers with equal mixers are worked out once.
+    """
 
     spec: ModelSpec
     deployment: Deployment
     options: VllmOptions
     rules: VersionRules
     mode: CacheMode
+    known: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def asked_dtype(self) -> str:
         return cache_dtype(self.spec, self.deployment, self.options.generation, self.rules)
 
-    @property
+    @cached_property
     def cache_dtype(self) -> str:
         """The KV dtype after the first latent's backend narrowed it."""
         for mixer in attending(self.spec.layers):
@@ -68,7 +76,7 @@ class SiteBuilder:
 
     def sites(self, layer: Layer, part: names.Part = "target") -> list[Site]:
         """The caches of one decoder layer, attention before states, an indexer before its layer."""
-        held = layer_caches(layer, self.spec, self._stored_deployment())
+        held = self._held(layer)
         found: list[Site] = []
         for mixer in layer.mixers:
             if isinstance(mixer, CompressedAttention):
@@ -86,8 +94,7 @@ class SiteBuilder:
     def model_token_bytes(self) -> int:
         """Attention page of one token that the hybrid alignment compares states with, in bytes."""
         for layer in self.spec.layers:
-            held = layer_caches(layer, self.spec, self._stored_deployment())
-            for cache in held.tokens:
+            for cache in self._held(layer).tokens:
                 if cache.name == "kv":
                     return cache.bytes_per_entry
                 if cache.name == "mla":
@@ -98,8 +105,8 @@ class SiteBuilder:
     def model_state_bytes(self) -> int:
         """The state that the hybrid alignment sees: the model's, not each layer's."""
         largest = 0
-        for layer in self.spec.layers:
-            for mixer in layer.mixers:
+        for mixers in dict.fromkeys(layer.mixers for layer in self.spec.layers):
+            for mixer in mixers:
                 if isinstance(mixer, Attention | LatentAttention | GatedMemoryUnit):
                     continue
                 deployment = self.deployment
@@ -107,7 +114,7 @@ class SiteBuilder:
                     deployment = replace(deployment, drafts=0)
                 cache = state_cache(
                     mixer,
-                    layer,
+                    Layer(0, (mixer,), None),
                     self.spec,
                     deployment,
                     self.options,
@@ -121,12 +128,25 @@ class SiteBuilder:
         """Common checkpoint alignment that the layers declare, None if any declares none."""
         return checkpoint_alignment(self.spec, self.options, self.rules)
 
-    @property
+    def _once(self, key: tuple[Any, ...], make: Callable[[], _T]) -> _T:
+        if key not in self.known:
+            self.known[key] = make()
+        found: _T = self.known[key]
+        return found
+
+    def _held(self, layer: Layer) -> LayerCaches:
+        return self._once(
+            ("held", layer.mixers),
+            lambda: layer_caches(layer, self.spec, self._stored_deployment),
+        )
+
+    @cached_property
     def _quantised(self) -> bool:
         return self.asked_dtype not in (AUTO, "bfloat16", "float16") or self.cache_dtype.endswith(
             "ds_mla"
         )
 
+    @cached_property
     def _stored_deployment(self) -> Deployment:
         asked = self.cache_dtype
         return replace(self.deployment, kv_dtype=None if asked == AUTO else asked)
@@ -153,6 +173,9 @@ class SiteBuilder:
         )
 
     def _backend(self, mixer: Attention | LatentAttention, part: names.Part) -> Backend:
+        return self._once(("backend", mixer, part), lambda: self._chosen_backend(mixer, part))
+
+    def _chosen_backend(self, mixer: Attention | LatentAttention, part: names.Part) -> Backend:
         if isinstance(mixer, Attention) and mixer.indexer and mixer.indexer.form == "qsa":
             return table.BACKENDS["QSA_TRITON"]
         wanted = self.options.attention_backend
@@ -255,8 +278,11 @@ class SiteBuilder:
         return [site, *found] if pooled else [*found, site]
 
     def _state(self, layer: Layer, mixer: Mixer, held: LayerCaches, part: names.Part) -> Site:
-        cache = state_cache(
-            mixer, layer, self.spec, self.deployment, self.options, self.rules, mode=self.mode
+        cache = self._once(
+            ("state", mixer),
+            lambda: state_cache(
+                mixer, layer, self.spec, self.deployment, self.options, self.rules, mode=self.mode
+            ),
         )
         name = names.cache_name(self.spec, layer, mixer, part)
         return Site(name, replace(cache, draft=part != "target"))

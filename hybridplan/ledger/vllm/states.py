@@ -219,8 +219,8 @@ def checkpoint_alignment(spec: ModelSpec, options: VllmOptions, rules: VersionRu
     if not rules.gdn_checkpoints:
         return None
     found = False
-    for layer in spec.layers:
-        for mixer in layer.mixers:
+    for mixers in dict.fromkeys(layer.mixers for layer in spec.layers):
+        for mixer in mixers:
             if mixer.kind in ("attention", "mla", "compressed", "gmu", "ngram_conv"):
                 continue
             if not (isinstance(mixer, GatedDeltaNet) and flashinfer_gdn(mixer, spec, options)):
