@@ -147,18 +147,14 @@ def token_lines(layers: Sequence[LayerCaches], tp: int) -> tuple[TokenCacheLine,
 
 def state_lines(layers: Sequence[LayerCaches], tp: int) -> tuple[StateLine, ...]:
     """Fixed states, equal ones of the same mixer together, in order of first appearance."""
-    counts: dict[tuple[str, State], int] = {}
+    counts: dict[State, int] = {}
     for layer in layers:
-        mixers = [kind for kind in layer.kinds if kind != "gmu"]
         for state in layer.states:
-            attending = state.name in ("tail_ring", "compressor")
-            mixer = mixers[0] if attending else mixers[-1]
-            mixer = state.name if state.name in mixers else mixer
-            counts[mixer, state] = counts.get((mixer, state), 0) + 1
+            counts[state] = counts.get(state, 0) + 1
     return tuple(
         StateLine(
             state.name,
-            mixer,
+            state.mixer,
             count,
             state.shape,
             state.dtype,
@@ -168,7 +164,7 @@ def state_lines(layers: Sequence[LayerCaches], tp: int) -> tuple[StateLine, ...]
             state.copies,
             state.checkpointed,
         )
-        for (mixer, state), count in counts.items()
+        for state, count in counts.items()
     )
 
 

@@ -87,6 +87,7 @@ def layer_caches(layer: Layer, spec: ModelSpec, deployment: Deployment) -> Layer
     states: list[State] = []
     reads: int | None = None
     for mixer in layer.mixers:
+        own: list[State] = []
         if isinstance(mixer, Attention):
             tokens += _attention(mixer, spec, deployment)
             reads = mixer.kv_source_layer if mixer.kv_source_layer is not None else reads
@@ -95,10 +96,11 @@ def layer_caches(layer: Layer, spec: ModelSpec, deployment: Deployment) -> Layer
         elif isinstance(mixer, CompressedAttention):
             split(mixer.heads, deployment.tp, "attention heads")
             tokens += compressed_caches(mixer, spec, deployment)
-            states += compressor_states(mixer, deployment)
+            own += compressor_states(mixer, deployment)
         elif not isinstance(mixer, GatedMemoryUnit):
-            states += _recurrent(mixer, spec, deployment)
-        states += tail_ring(mixer, deployment)
+            own += _recurrent(mixer, spec, deployment)
+        own += tail_ring(mixer, deployment)
+        states += [replace(state, mixer=mixer.kind) for state in own]
     kinds = tuple(mixer.kind for mixer in layer.mixers)
     return LayerCaches(layer.index, kinds, tuple(tokens), tuple(states), reads)
 

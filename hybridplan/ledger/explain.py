@@ -17,6 +17,7 @@ from hybridplan.config.spec import (
     LatentAttention,
     Mixer,
     ModelSpec,
+    NGramConv,
 )
 from hybridplan.errors import InputError
 from hybridplan.ledger.caches import State, TokenCache, model_caches
@@ -162,32 +163,20 @@ def _chosen(flag: str | None, name: str, engine: str) -> str:
     return f"--{name}" if flag is not None else f"what {engine} picks for this model"
 
 
-def _held(
-    chain: _Chain,
-) -> tuple[dict[TokenCache, list[Mixer]], dict[tuple[str, State], list[Mixer]]]:
+def _held(chain: _Chain) -> tuple[dict[TokenCache, list[Mixer]], dict[State, list[Mixer]]]:
+    """The mixers behind each cache and each state, one for every layer that has it."""
     tokens: dict[TokenCache, list[Mixer]] = {}
-    states: dict[tuple[str, State], list[Mixer]] = {}
+    states: dict[State, list[Mixer]] = {}
     caches = model_caches(chain.spec, chain.deployment)
+    attending = (Attention, LatentAttention, CompressedAttention)
     for layer, held in zip(chain.spec.layers, caches, strict=True):
-        attending = [
-            m
-            for m in layer.mixers
-            if isinstance(m, (Attention, LatentAttention, CompressedAttention))
-        ]
-        recurrent = [m for m in layer.mixers if m not in attending and m.kind != "gmu"]
         for cache in held.tokens:
-            tokens.setdefault(cache, []).append(attending[0])
+            owner = next(m for m in layer.mixers if isinstance(m, attending))
+            tokens.setdefault(cache, []).append(owner)
         for state in held.states:
-            owner = _owner(state, recurrent, attending)
-            states.setdefault((owner.kind, state), []).append(owner)
+            owner = next(m for m in layer.mixers if m.kind == state.mixer)
+            states.setdefault(state, []).append(owner)
     return tokens, states
-
-
-def _owner(state: State, recurrent: Sequence[Mixer], attending: Sequence[Mixer]) -> Mixer:
-    if state.name in ("tail_ring", "compressor"):
-        return attending[0]
-    ngram = state.name == "ngram_conv"
-    return next(mixer for mixer in recurrent if (mixer.kind == "ngram_conv") == ngram)
 
 
 def _token_figures(chain: _Chain) -> list[tuple[str, bool]]:
@@ -237,7 +226,7 @@ def _token_figures(chain: _Chain) -> list[tuple[str, bool]]:
 def _state_figures(chain: _Chain) -> dict[str, list[str]]:
     deployment = chain.deployment
     names: dict[str, list[str]] = {"state": [], "conv": [], "other": []}
-    for (_, state), mixers in _held(chain)[1].items():
+    for state, mixers in _held(chain)[1].items():
         mixer = mixers[0]
         flag = deployment.state_dtype if state.name == "state" else deployment.conv_dtype
         by = _chosen(flag, f"{state.name}-dtype", deployment.engine)
@@ -269,6 +258,8 @@ def _state_figures(chain: _Chain) -> dict[str, list[str]]:
 
 def _columns(mixer: Mixer, deployment: Deployment) -> Input:
     kernel = getattr(mixer, "conv_kernel", 0)
+    if isinstance(mixer, NGramConv):
+        kernel = mixer.window_tokens + 1
     columns = conv_columns(kernel, mixer.kind, deployment)
     if columns == kernel:
         return Input("columns", columns, f"K = {kernel}: transformers keeps all K inputs")

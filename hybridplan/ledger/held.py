@@ -66,6 +66,7 @@ class State:
     """A fixed-size tensor per request, as one rank holds it in one layer.
 
     ``copies`` ranks hold the same bytes. ``checkpointed`` False: not part of a cached prefix.
+    ``mixer`` is the kind of the mixer that it belongs to.
     """
 
     name: StateName
@@ -73,6 +74,7 @@ class State:
     dtype: str
     copies: int = 1
     checkpointed: bool = True
+    mixer: str = ""
 
     @property
     def elements(self) -> int:
