@@ -66,7 +66,7 @@ def _larger_part(lengths: Lengths, pool: PoolPlan, seed: int) -> str:
 
 def _twin_vllm(ask: VllmAsk, lengths: Lengths, available_bytes: int) -> Concurrency | None:
     twin = attention_twin(ask.spec)
-    if twin is None:
+    if twin is None or twin.layers == ask.spec.layers:
         return None
     try:
         options = replace(ask.options, max_model_len=AUTO_FIT)

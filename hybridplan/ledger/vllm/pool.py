@@ -188,8 +188,8 @@ def check_fit(
     usable = available_bytes - (block_bytes if null_block else 0)
     if usable <= 0:
         raise DoesNotFitError(
-            f"the pool has {available_bytes} bytes but one block takes {block_bytes} bytes and the "
-            f"null block needs one of its own; give it at least {2 * block_bytes} bytes",
+            f"the pool has {available_bytes:,} bytes but one block takes {block_bytes:,} bytes and "
+            f"the null block needs one of its own; give it at least {2 * block_bytes:,} bytes",
             block_bytes,
             usable,
             0,
@@ -200,12 +200,12 @@ def check_fit(
         return
     longest = longest_that_fits(groups, limits, usable // block_bytes, limits.max_model_len)
     more = needed + block_bytes - available_bytes
-    change = f"set max_model_len to {longest} or find {more} more bytes"
+    change = f"set --max-model-len {longest} or find {more:,} more bytes"
     if longest == 0:
-        change = f"no length fits: find {more} more bytes"
+        change = f"no length fits: find {more:,} more bytes"
     raise DoesNotFitError(
-        f"one request of max_model_len {limits.max_model_len} takes {blocks} blocks, {needed} "
-        f"bytes ({needed / GIB:.2f} GiB), but the pool has {usable} bytes "
+        f"one request of max_model_len {limits.max_model_len:,} takes {blocks:,} blocks, {needed:,} "
+        f"bytes ({needed / GIB:.2f} GiB), but the pool has {usable:,} bytes "
         f"({usable / GIB:.2f} GiB) beside its null block; {change}",
         needed,
         usable,
