@@ -204,8 +204,8 @@ def check_fit(
     if longest == 0:
         change = f"no length fits: find {more:,} more bytes"
     raise DoesNotFitError(
-        f"one request of max_model_len {limits.max_model_len:,} takes {blocks:,} blocks, {needed:,} "
-        f"bytes ({needed / GIB:.2f} GiB), but the pool has {usable:,} bytes "
+        f"one request of max_model_len {limits.max_model_len:,} takes {blocks:,} blocks, "
+        f"{needed:,} bytes ({needed / GIB:.2f} GiB), but the pool has {usable:,} bytes "
         f"({usable / GIB:.2f} GiB) beside its null block; {change}",
         needed,
         usable,
