@@ -9,6 +9,7 @@ from fractions import Fraction
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
 from hybridplan.ledger.caches import (
+    STATE_PARTS,
     LayerCaches,
     State,
     TokenCache,
@@ -209,16 +210,12 @@ def _per_token(spec: ModelSpec, deployment: Deployment, layers: Sequence[LayerCa
 
 
 def _per_request(layers: Sequence[LayerCaches], tp: int) -> PerRequest:
-    sums = {"state": 0, "conv": 0}
-    other = 0
+    sums = {"state": 0, "conv": 0, "other": 0}
     for layer in layers:
         for state in layer.states:
-            if state.name in sums:
-                sums[state.name] += state.bytes
-            else:
-                other += state.bytes
-    fixed = sums["state"] + sums["conv"] + other
-    return PerRequest(sums["state"], sums["conv"], other, fixed, fixed * tp)
+            sums[STATE_PARTS.get(state.name, "other")] += state.bytes
+    fixed = sum(sums.values())
+    return PerRequest(sums["state"], sums["conv"], sums["other"], fixed, fixed * tp)
 
 
 def _context_lines(

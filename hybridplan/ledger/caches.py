@@ -31,7 +31,7 @@ from hybridplan.config.spec import (
 from hybridplan.errors import InputError
 from hybridplan.ledger import conventions
 from hybridplan.ledger.deployment import Deployment
-from hybridplan.ledger.held import LayerCaches, State, TokenCache, number, token_rate
+from hybridplan.ledger.held import STATE_PARTS, LayerCaches, State, TokenCache, number, token_rate
 from hybridplan.ledger.kv_formats import head_bytes, latent_bytes
 from hybridplan.ledger.sharding import kv_heads_per_rank, split
 from hybridplan.ledger.sparse import (
@@ -42,6 +42,7 @@ from hybridplan.ledger.sparse import (
 )
 
 __all__ = [
+    "STATE_PARTS",
     "LayerCaches",
     "State",
     "TokenCache",

@@ -20,7 +20,7 @@ from hybridplan.config.spec import (
     NGramConv,
 )
 from hybridplan.errors import InputError
-from hybridplan.ledger.caches import State, TokenCache, model_caches
+from hybridplan.ledger.caches import STATE_PARTS, State, TokenCache, model_caches
 from hybridplan.ledger.conventions import assumed, conv_columns
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import element_bytes
@@ -52,6 +52,7 @@ _CHANNELS = {
     "mamba2": "((heads // tp) * head_dim + 2 * groups_per_rank * state_dim)",
     "rglru": "(lru_width // tp)",
     "short_conv": "channels // tp",
+    "ngram_conv": "channels",
     "state": "conv_channels // tp",
 }
 _NAME = re.compile(r"[a-z_]+")
@@ -171,8 +172,8 @@ def _held(chain: _Chain) -> tuple[dict[TokenCache, list[Mixer]], dict[State, lis
     attending = (Attention, LatentAttention, CompressedAttention)
     for layer, held in zip(chain.spec.layers, caches, strict=True):
         for cache in held.tokens:
-            owner = next(m for m in layer.mixers if isinstance(m, attending))
-            tokens.setdefault(cache, []).append(owner)
+            reader: Mixer = next(m for m in layer.mixers if isinstance(m, attending))
+            tokens.setdefault(cache, []).append(reader)
         for state in held.states:
             owner = next(m for m in layer.mixers if m.kind == state.mixer)
             states.setdefault(state, []).append(owner)
@@ -228,12 +229,14 @@ def _state_figures(chain: _Chain) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {"state": [], "conv": [], "other": []}
     for state, mixers in _held(chain)[1].items():
         mixer = mixers[0]
-        flag = deployment.state_dtype if state.name == "state" else deployment.conv_dtype
-        by = _chosen(flag, f"{state.name}-dtype", deployment.engine)
+        named = "state" if state.name == "state" else "conv"
+        flag = deployment.state_dtype if named == "state" else deployment.conv_dtype
+        by = _chosen(flag, f"{named}-dtype", deployment.engine)
         known = chain.common(mixer, len(mixers), state.dtype, by)
-        if state.name == "state":
+        kind = STATE_PARTS.get(state.name, "other")
+        if kind == "state":
             formula = f"layers * {_STATE[mixer.kind]} * element_bytes"
-        elif state.name == "conv":
+        elif kind == "conv":
             known["columns"] = _columns(mixer, deployment)
             if mixer.kind == "mamba2":
                 known["groups_per_rank"] = _groups(chain, mixer)
@@ -242,10 +245,8 @@ def _state_figures(chain: _Chain) -> dict[str, list[str]]:
             size = " x ".join(str(n) for n in state.shape)
             known["elements"] = Input("elements", state.elements, f"{state.name}: {size}")
             formula = "layers * elements * element_bytes"
-        kind = state.name if state.name in names else "other"
-        suffix = "" if kind != "other" else f"{state.name}_"
         name = chain.add(
-            f"{mixer.kind}_{kind}_bytes" if not suffix else f"{mixer.kind}_{suffix}bytes",
+            f"{mixer.kind}_{state.name if kind == 'other' else kind}_bytes",
             len(mixers) * state.bytes,
             "bytes",
             formula,

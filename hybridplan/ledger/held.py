@@ -17,6 +17,10 @@ StateName: TypeAlias = Literal[
 ]
 
 
+# What a request's fixed bytes are split into; every other state counts as "other".
+STATE_PARTS = {"state": "state", "conv": "conv", "ngram_conv": "conv"}
+
+
 @dataclass(frozen=True, slots=True)
 class TokenCache:
     """A cache that grows with the sequence, as one rank holds it in one layer.

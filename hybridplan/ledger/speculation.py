@@ -76,7 +76,7 @@ def _states_word(number: int) -> str:
 
 def _states(layers: Sequence[LayerCaches]) -> int:
     """Bytes of recurrent states and their windows; rings and compressors are not rolled back."""
-    rolled_back = ("state", "conv", "token_shift")
+    rolled_back = ("state", "conv", "ngram_conv", "token_shift")
     return sum(s.bytes for layer in layers for s in layer.states if s.name in rolled_back)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from hybridplan import Deployment, HybridplanError, ledger, load
 from hybridplan.config.catalogue import entries
+from hybridplan.config.spec import NGramConv
 from hybridplan.errors import InputError
 from hybridplan.ledger.explain import select
 from hybridplan.ledger.figure import Figure
@@ -44,6 +46,21 @@ def test_formulas_give_the_figures(name: str) -> None:
                 assert _evaluated(figure) == figure.value, figure
                 explained += 1
     assert explained
+
+
+def test_two_convolutions_in_one_layer_are_told_apart() -> None:
+    """Qwen3.8-Flash-Next with an n-gram convolution in its first layer."""
+    spec = load("qwen3.8-flash-next")
+    first, *rest = spec.layers
+    ngram = NGramConv(channels=1024, conv_kernel=4, dilation=3)
+    layers = (replace(first, mixers=(ngram, *first.mixers)), *rest)
+    account = ledger(replace(spec, layers=layers))
+    value = {figure.name: figure.value for figure in account.figures}
+    assert value["ngram_conv_conv_bytes"] == 9 * 1024 * 2
+    assert value["gdn_conv_bytes"] == 36 * 3 * 10240 * 2
+    for figure in account.figures:
+        if not figure.source.startswith("bisected"):
+            assert _evaluated(figure) == figure.value
 
 
 @pytest.mark.parametrize("name", list(entries()))
