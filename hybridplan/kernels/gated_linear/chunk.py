@@ -26,6 +26,10 @@ from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.gated_linear.recurrent import check_inputs
 
 CHUNK_TOKENS = 16
+_PREPARE_WARPS = 4
+_VALUE_ROWS = 32
+_WARPS = 4
+_STAGES = 3
 _PASSED = checks.Passed()
 _LOG2E = tl.constexpr(1.4426950408889634)
 _FLOOR = tl.constexpr(-17.0 * 1.4426950408889634)
@@ -217,7 +221,7 @@ def chunk_prefill(
     if out is None:
         out = torch.empty_like(v)
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
-    BV = min(32, V & -V)
+    BV = min(_VALUE_ROWS, V & -V)
     reads = slots if read_slots is None else read_slots
     KP = max(16, launch.next_power_of_2(K))
     tile = torch.float32 if v.dtype == torch.float32 else torch.bfloat16
@@ -231,13 +235,13 @@ def chunk_prefill(
         (chunk_count * H, 1, 1),
         (q, k, g, q_in, k_out, inside, decay, index.chunks),
         (scale, H, K, KP, CHUNK_TOKENS, dtype),
-        num_warps=4,
+        num_warps=_PREPARE_WARPS,
     )
     _launch(
         (number,),
         (N * H * (V // BV), 1, 1),
         (q_in, k_out, inside, decay, v, out, pool, slots, reads, index.sequences, index.chunks),
-        (pool.stride(0), pool.shape[0], H, K, KP, V, BV, CHUNK_TOKENS, dtype, 3),
-        num_warps=4,
+        (pool.stride(0), pool.shape[0], H, K, KP, V, BV, CHUNK_TOKENS, dtype, _STAGES),
+        num_warps=_WARPS,
     )
     return out

@@ -30,6 +30,7 @@ from hybridplan.kernels.scalar_decay.gates import (
 
 CHUNK_TOKENS = 64
 _TAIL_TOKENS = 16
+_SHARED_STAGES = 2
 _GATE_HEADS = 16
 _TMA_TOKENS = 2048
 """Below this many tokens, making descriptors on the host costs more than they save."""
@@ -161,7 +162,7 @@ def chunk_prefill(
          spans.spans, states, totals),
         (dq, dk, dv, do, q.stride(0), k.stride(0), v.stride(0), pool.stride(0), pool.shape[0], T,
          scale, G, HV, K, KP, V, BV, CHUNK_TOKENS, _TAIL_TOKENS, dtype, int(args.kind),
-         skip is not None, tma, 2 if many or not tma else 3, split),
+         skip is not None, tma, _SHARED_STAGES if many or not tma else 3, split),
         num_warps=4,
     )  # fmt: skip
     return out
