@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from hybridplan.errors import InputError
 
 _BYTES = {
@@ -37,6 +39,7 @@ def canonical(name: str) -> str:
     return key
 
 
+@cache
 def element_bytes(name: str) -> int:
     """Bytes of one element of a plain dtype."""
     return _BYTES[canonical(name)]

@@ -118,7 +118,8 @@ def _candidates(
     tps = (int(stated["tp"]),) if "tp" in stated else (1, 2, 4, 8)
     length = max_model_len if max_model_len is not None else stated.get("max_model_len")
     block = stated.get("block_size")
-    kernels = [(rule, kernel) for rule in rules for kernel in _GDN_KERNELS[rule]]
+    gdn = any(mixer.kind == "gdn" for layer in spec.layers for mixer in layer.mixers)
+    kernels = [(rule, kernel) for rule in rules for kernel in _GDN_KERNELS[rule][: 2 if gdn else 1]]
     for (draft, state, kv), tp, cached, (rule, kernel) in product(grid, tps, caching, kernels):
         try:
             deployment = Deployment(

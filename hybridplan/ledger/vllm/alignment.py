@@ -53,17 +53,19 @@ def align(
     rules: VersionRules,
     checkpoint_alignment_tokens: int | None = None,
     start_tokens: int | None = None,
+    chunk_tokens: int = 0,
     max_model_len: int,
 ) -> Alignment:
     """Resolve the block of a model whose attention backends are ``backends``, in layer order.
 
     ``token_bytes`` is the attention page of one token in one layer, ``state_bytes`` one state
-    (0: the model has none). ``start_tokens`` is the user's ``--block-size``. Raises RefusalError
+    (0: the model has none). ``start_tokens`` is the user's ``--block-size``, ``chunk_tokens`` the
+    kernel chunk that mode "all" cuts blocks by. Raises RefusalError
     where a backend cannot take the aligned block.
     """
     start = default_block(backends) if start_tokens is None else start_tokens
     if not state_bytes or not backends:
-        state_block = start if mode == "align" else max_model_len
+        state_block = start if mode != "none" else max_model_len
         return Alignment(
             block_tokens=start,
             state_block_tokens=state_block if state_bytes else None,
@@ -80,6 +82,8 @@ def align(
         granularity = max(granularity, rules.mla_block_tokens)
     if mode == "align" and rules.aligns_to_checkpoints:
         granularity = lcm(granularity, checkpoint_alignment_tokens or 1)
+    if mode == "all":
+        granularity = lcm(granularity, chunk_tokens or 1)
     shared = lcm(*(backend.smallest_tokens for backend in backends))
     block = granularity * -(-state_bytes // (granularity * token_bytes))
     block = max(start, -(-block // shared) * shared)
@@ -88,7 +92,7 @@ def align(
     padded = block * token_bytes
     return Alignment(
         block_tokens=block,
-        state_block_tokens=block if mode == "align" else max_model_len,
+        state_block_tokens=block if mode != "none" else max_model_len,
         state_page_bytes=padded if padded != state_bytes else None,
         start_tokens=start,
         granularity_tokens=lcm(granularity, shared),

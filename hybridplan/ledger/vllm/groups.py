@@ -79,8 +79,10 @@ class Grouping:
     notes: tuple[str, ...] = ()
 
 
-def group_layers(layers: Layers, layout: str, *, hybrid_manager: bool = True) -> Grouping:
-    """Split layers into groups.
+def group_layers(
+    layers: Layers, layout: str, *, hybrid_manager: bool = True, width: int | None = None
+) -> Grouping:
+    """Split layers into groups; ``width`` sets the layers of a group where pages are made equal.
 
     ``hybrid_manager`` False is ``--disable-hybrid-kv-cache-manager``: local attention is kept as if
     it were full. Raises RefusalError where vLLM cannot give all layers one page size.
@@ -105,7 +107,7 @@ def group_layers(layers: Layers, layout: str, *, hybrid_manager: bool = True) ->
             raise RefusalError(unified)
         note = "page sizes cannot be made equal; sliding-window layers are kept as full attention"
         return Grouping((_mixed(promoted),), "full allocation", (note,))
-    return Grouping(_equal_pages(unified), "equal pages")
+    return Grouping(_equal_pages(unified, width), "equal pages")
 
 
 def _mixed(layers: Layers) -> CacheGroup:
@@ -150,7 +152,7 @@ def group_width(bucket_layers: Sequence[int]) -> int:
     return most if 2 * most < 3 * least else least
 
 
-def _equal_pages(layers: Layers) -> tuple[CacheGroup, ...]:
+def _equal_pages(layers: Layers, wanted: int | None) -> tuple[CacheGroup, ...]:
     by_spec: dict[LayerCache, list[str]] = {}
     for name, cache in layers.items():
         by_spec.setdefault(cache, []).append(name)
@@ -163,7 +165,7 @@ def _equal_pages(layers: Layers) -> tuple[CacheGroup, ...]:
                 break
         else:
             buckets.append((list(names), [cache]))
-    width = group_width([len(members) for members, _ in buckets])
+    width = wanted or group_width([len(members) for members, _ in buckets])
     groups = []
     for members, _ in buckets:
         count = -(-len(members) // width)

@@ -70,7 +70,7 @@ def model_layers(
     prefix_caching = options.prefix_caching
     if prefix_caching is None:
         prefix_caching = attends
-    mode: CacheMode = "align" if states and prefix_caching else "none"
+    mode = _state_mode(states and prefix_caching, options, rules)
     if options.replayssm_tokens:
         check_replayssm(options, deployment.drafts, mode)
     builder = SiteBuilder(spec, deployment, options, rules, mode)
@@ -95,6 +95,7 @@ def model_layers(
             rules=rules,
             checkpoint_alignment_tokens=builder.checkpoint_lcm(),
             start_tokens=options.block_tokens,
+            chunk_tokens=options.state_chunk_tokens,
             max_model_len=max_model_len,
         )
         layers |= {site.name: _with_block(site, alignment, mode) for site in stage}
@@ -113,6 +114,17 @@ def model_layers(
         len(drafts),
         gdn_kernel(spec, options),
     )
+
+
+def _state_mode(cached: bool, options: VllmOptions, rules: VersionRules) -> CacheMode:
+    if not options.state_chunk_tokens:
+        return "align" if cached else "none"
+    if not rules.keeps_every_state:
+        raise RefusalError(
+            f"vLLM {rules.version} has no mode that keeps a state at every block "
+            f"(state_chunk_tokens is {options.state_chunk_tokens}); set it to 0"
+        )
+    return "all" if cached else "none"
 
 
 def distinct_backends(sites: Sequence[Site]) -> tuple[Backend, ...]:

@@ -33,6 +33,9 @@ class VllmOptions:
     none (EAGLE, DFlash), ``draft_method`` what kind it is. ``replayssm_tokens`` is the length of
     the ReplaySSM ring, 0 without it; ``replayssm_flashinfer`` its FlashInfer backend.
     ``available_bytes_per_rank``: one value per pipeline rank where they differ.
+    ``group_layers`` sets the width of groups of equal pages (a proposal, vllm#49472) instead of the
+    engine's rule. ``state_chunk_tokens`` > 0 is ``mamba_cache_mode="all"`` of releases before 0.32
+    with that kernel chunk: a state at every block, and blocks are whole chunks.
     """
 
     generation: Generation = "sm90"
@@ -57,6 +60,8 @@ class VllmOptions:
     replayssm_flashinfer: bool = False
     num_gpu_blocks_override: int | None = None
     available_bytes_per_rank: tuple[int, ...] = ()
+    group_layers: int | None = None
+    state_chunk_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.generation not in GENERATIONS:
@@ -74,10 +79,13 @@ class VllmOptions:
             "prefix_match_unit": self.prefix_match_unit,
             "kernel_block_tokens": self.kernel_block_tokens,
             "num_gpu_blocks_override": self.num_gpu_blocks_override,
+            "group_layers": self.group_layers,
         }
         for name, value in positive.items():
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
+        if self.state_chunk_tokens < 0:
+            raise InputError(f"state_chunk_tokens is {self.state_chunk_tokens}; 0 is the least")
         if self.replayssm_tokens < 0:
             raise InputError(f"replayssm_tokens is {self.replayssm_tokens}; it must be 0 or more")
 

@@ -15,7 +15,7 @@ from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.dtypes import element_bytes
 
 AttentionKind: TypeAlias = Literal["full", "mla", "sliding", "chunked", "ring"]
-CacheMode: TypeAlias = Literal["align", "none"]
+CacheMode: TypeAlias = Literal["align", "none", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,12 @@ class StateCache:
         return replace(self, block_tokens=tokens)
 
     def blocks_per_request(self, limits: RequestLimits) -> int:
-        """Blocks one request holds: the running state, drafts, and in "align" mode a checkpoint."""
+        """Blocks one request holds: the running state, drafts, and in "align" mode a checkpoint.
+
+        Mode "all" keeps a state for every block of tokens.
+        """
+        if limits.state_mode == "all":
+            return -(-limits.max_model_len // self.block_tokens)
         if limits.state_mode == "align":
             return 2 + self.speculative_blocks + self.checkpoint_blocks
         return 1 + self.speculative_blocks

@@ -197,7 +197,9 @@ def plan_layers(
     retained = max(0, reads.prefill_tokens - 1)
     layers = {name: _retaining(cache, retained) for name, cache in layers.items()}
     layout = layouts.resolve(supported_layouts, layers.values(), options.layout)
-    grouping = group_layers(layers, layout, hybrid_manager=options.hybrid_manager)
+    grouping = group_layers(
+        layers, layout, hybrid_manager=options.hybrid_manager, width=options.group_layers
+    )
     groups = flag_draft_groups(grouping.groups, layers, rules, options, reads)
     if not groups:
         raise RefusalError("the model keeps no cache in the pool, so there is nothing to plan")

@@ -29,6 +29,7 @@ class VersionRules:
     where a hybrid block is larger than max_num_batched_tokens. ``reserves_null_block``: the fit
     check takes the null block off first. ``kv_is_model_dtype``: a 16-bit KV dtype must be the
     model's. ``unserved``: architectures without a model class.
+    ``keeps_every_state``: knows ``mamba_cache_mode="all"``.
     """
 
     version: str
@@ -46,6 +47,7 @@ class VersionRules:
     reserves_null_block: bool = True
     kv_is_model_dtype: bool = False
     unserved: frozenset[str] = frozenset()
+    keeps_every_state: bool = False
 
 
 # Architectures of published hybrids that the model registry of 0.32 and 0.33 lacks or has dropped.
@@ -72,6 +74,7 @@ _OLDER = VersionRules(
     replayssm_extends_groups=False,
     guards_step_budget=True,
     reserves_null_block=False,
+    keeps_every_state=True,
 )
 RULES = {
     "0.33": VersionRules(

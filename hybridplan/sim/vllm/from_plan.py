@@ -15,6 +15,11 @@ _ATTENTION = {
     "chunked": GroupKind.CHUNKED,
     "ring": GroupKind.RING,
 }
+_STATES = {
+    "align": GroupKind.MAMBA_ALIGN,
+    "none": GroupKind.MAMBA_NONE,
+    "all": GroupKind.MAMBA_ALL,
+}
 _DRAFTS_IN_A_PASS_OF_THEIR_OWN = ("mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model")
 DEFAULT_MAX_SEQS = 256
 
@@ -62,7 +67,7 @@ def _group(group: CacheGroup, spec_id: str, dcp: int) -> VllmGroup:
     span = group.block_tokens * (dcp if first.dcp_sharded else 1)
     if isinstance(first, StateCache):
         return VllmGroup(
-            GroupKind.MAMBA_ALIGN if first.mode == "align" else GroupKind.MAMBA_NONE,
+            _STATES[first.mode],
             span,
             spec_blocks=first.speculative_blocks,
             checkpoint_blocks=first.checkpoint_blocks,
