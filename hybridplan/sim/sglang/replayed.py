@@ -73,6 +73,8 @@ class ReplayedSglang:
         self.config = config
         self.cache = SglangCache(config)
         self.name = f"sglang {VERSION} {config.strategy}"
+        if config.host_kv_tokens:
+            self.name += " with an assumed host tier"
         self.exact_identity = True
         self.step_index = 0
         self.max_running_requests = min(most, max_running_requests or most)
