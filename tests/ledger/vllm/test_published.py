@@ -146,7 +146,7 @@ REFUSED = {
     "one request does not fit": (
         ("qwen3.8-27b", 4.0),
         {"max_model_len": 262144},
-        "set max_model_len to",
+        "set --max-model-len",
     ),
     "longer than the model": (
         ("qwen3.8-27b", 40.0),
