@@ -1,8 +1,8 @@
 """Requests per second of the vLLM replay, and of vLLM's own scheduler on the same requests.
 
-    python benchmarks/sim/vllm_replay.py TRACE [--requests N] [--vllm-python PY --vllm-src DIR]
+    python benchmarks/sim/vllm_replay.py [TRACE] [--requests N] [--vllm-python PY --vllm-src DIR]
 
-TRACE is a Mooncake file. The whole trace goes through the replay as Qwen3.5-0.8B at block 576 (one
+TRACE is a Mooncake file, by default the one the tests use. The whole trace goes through the replay as Qwen3.5-0.8B at block 576 (one
 full-attention group, three recurrent ones, one request in flight, a pool that never evicts). With
 --vllm-python the first N requests go through vLLM's scheduler too, and the replay is timed on the
 same N, the best of three because it takes milliseconds; both must give the same hits or the run
@@ -12,10 +12,12 @@ ends with an error. CPU seconds of one process each. Prints one JSON object.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import platform
 import sys
 import time
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.vllm.replayed import ReplayedVllm
 from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig, VllmGroup
 
+TRACE = Path(__file__).parents[2] / "tests/data/traces/mooncake_conversation.jsonl.gz"
 BLOCK_TOKENS = 576
 UNIT_TOKENS = 512
 NUM_BLOCKS = 400_000
@@ -36,7 +39,9 @@ MAX_MODEL_LEN = 262_144
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def requests_of(rows: list[dict[str, Any]]) -> list[Request]:
@@ -112,7 +117,7 @@ def cpu_name() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("trace", type=Path)
+    parser.add_argument("trace", type=Path, nargs="?", default=TRACE)
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--vllm-python")
     parser.add_argument("--vllm-src", default="")
@@ -120,6 +125,10 @@ def main() -> int:
     rows = rows_of(options.trace)
     seconds, summary, _ = replay(requests_of(rows))
     result: dict[str, Any] = {
+        "benchmark": "vllm_replay",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": f"python benchmarks/sim/vllm_replay.py {options.trace.name}"
+        f" --requests {options.requests} --vllm-python PY --vllm-src DIR",
         "cpu": cpu_name(),
         "python": platform.python_version(),
         "trace": options.trace.name,

@@ -38,9 +38,8 @@ class MoveHook(Protocol):
 class BlockPool:
     """Blocks of all groups. ``cached[group]`` maps a key to the blocks that carry it."""
 
-    def __init__(self, num_blocks: int, num_groups: int, *, caching: bool) -> None:
+    def __init__(self, num_blocks: int, num_groups: int) -> None:
         self.num_blocks = num_blocks
-        self.caching = caching
         self.cached: list[dict[Key, int | list[int]]] = [{} for _ in range(num_groups)]
         self.refs = [0]
         self.used = [0] * num_groups
@@ -90,7 +89,10 @@ class BlockPool:
         """
         self.changes += 1
         self.taken[group] += count
-        self._count_up(group, count)
+        used = self.used[group] + count
+        self.used[group] = used
+        if used > self.peak[group]:
+            self.peak[group] = used
         front, refs, group_of = self._front, self.refs, self._group_of
         taken: list[int] = []
         while count and front:
@@ -127,14 +129,11 @@ class BlockPool:
             if block:
                 if not refs[block]:
                     del self._back[block]
-                    self._count_up(self._group_of[block], 1)
+                    group = self._group_of[block]
+                    self.used[group] += 1
+                    if self.used[group] > self.peak[group]:
+                        self.peak[group] = self.used[group]
                 refs[block] += 1
-
-    def _count_up(self, group: int, count: int) -> None:
-        used = self.used[group] + count
-        self.used[group] = used
-        if used > self.peak[group]:
-            self.peak[group] = used
 
     def hold(self, block: int) -> None:
         """One more reference to a block in use (an endpoint of a queued copy)."""
@@ -143,20 +142,25 @@ class BlockPool:
     def free(self, blocks: Iterable[int]) -> None:
         """Drop a reference from each block, first to be evicted first."""
         self.changes += 1
-        refs, key_of = self.refs, self.key_of
+        refs, key_of, used, group_of, back = (
+            self.refs, self.key_of, self.used, self._group_of, self._back,
+        )  # fmt: skip
         unkeyed: list[int] = []
         for block in blocks:
             if not block:
                 continue
-            refs[block] -= 1
-            if refs[block]:
+            left = refs[block] - 1
+            refs[block] = left
+            if left:
                 continue
-            self.used[self._group_of[block]] -= 1
-            if self.caching and key_of[block] is not None:
-                self._back[block] = None
+            used[group_of[block]] -= 1
+            if key_of[block] is not None:
+                back[block] = None
             else:
                 unkeyed.append(block)
-        self._front.extend(reversed(unkeyed))
+        if unkeyed:
+            unkeyed.reverse()
+            self._front.extend(unkeyed)
 
     def publish(self, block: int, group: int, key: Key, position_tokens: int) -> None:
         """Make ``block`` findable under ``key``; a second key is added to the first."""

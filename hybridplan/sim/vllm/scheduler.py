@@ -46,7 +46,7 @@ class Scheduler:
 
     def __init__(self, config: VllmCacheConfig, *, skipping: bool = True) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks, len(config.groups), caching=config.prefix_caching)
+        self.pool = BlockPool(config.num_blocks, len(config.groups))
         self.coordinator = Coordinator(config, self.pool)
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -80,7 +80,7 @@ class Scheduler:
         crowded = len(self.running) + len(self.waiting) > 1
         threshold = config.long_prefill_threshold_tokens if crowded else 0
         budget, prefill_scheduled = self._schedule_running(step, threshold)
-        if not step.preempted:
+        if self.waiting and not step.preempted:
             self._schedule_waiting(step, threshold, budget, prefill_scheduled)
         step.copies = self.coordinator.drain_copies()
         if step.copies:

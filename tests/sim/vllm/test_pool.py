@@ -10,7 +10,7 @@ from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig, VllmGroup
 
 
 def _pool(num_blocks: int = 8) -> BlockPool:
-    return BlockPool(num_blocks, 1, caching=True)
+    return BlockPool(num_blocks, 1)
 
 
 def test_unkeyed_blocks_are_reused_first_and_keyed_ones_last() -> None:
@@ -69,7 +69,7 @@ def test_moved_keys_name_the_copy() -> None:
 
 
 def test_untouched_blocks_cost_no_memory() -> None:
-    pool = BlockPool(10**12, 1, caching=True)
+    pool = BlockPool(10**12, 1)
     assert pool.free_blocks == 10**12 - 1
     assert pool.take(2, 0) == [1, 2]
     assert len(pool.refs) == 3
