@@ -125,10 +125,10 @@ def _decode(
 
 def state_rows(requests: int, value_heads: int, V: int, state_bytes: int) -> int:
     """State rows of one program: few for small batches (more programs), more for large ones."""
-    rows = 4 if requests * value_heads < 2048 else 8
+    rows = 4 if requests * value_heads < 256 else 8
     if state_bytes == 2:
-        rows *= 2
-    return min(rows, V)
+        rows *= 4 if rows == 8 else 2
+    return next(r for r in (rows, 16, 8, 4) if r <= rows and V % r == 0)
 
 
 def decode(

@@ -105,11 +105,10 @@ def auto_segment_chunks(
         return 0
     chunks = max(lengths) // CHUNK_TOKENS
     programs = len(lengths) * value_heads * tiles
-    slots = 2 * sm_count(device.index or 0)
-    if len(lengths) > 1 or chunks < 32 or programs * 4 > slots:
+    room = 2 * sm_count(device.index or 0) // programs
+    if len(lengths) > 1 or room < 2 or chunks < 32 or (room < 4 and chunks < 512):
         return 0
-    segments = slots // programs
-    return max(16, 1 << (max(chunks // segments - 1, 0)).bit_length())
+    return min(max(16, next_power_of_2(chunks // room)), 128)
 
 
 def tile_dtype(inputs: torch.dtype) -> torch.dtype:

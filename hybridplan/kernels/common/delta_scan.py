@@ -7,7 +7,8 @@ times beta; P: gated Q K^T), all gates folded in:
     W = V^T - S K_in^T;  U = W A^T;  O = S Q_in^T + U P^T;  S <- S decay + U K_out
 
 Scalar decay reads raw q, k and folds gates and norms in as numbers per token (``k_in``, ``q_in``,
-``k_out``); per-channel decay reads three tensors already scaled, one zero-padded tile a chunk.
+``k_out``); per-channel decay reads three tensors already scaled, one zero-padded tile a chunk,
+in fp16: S and V must stay below 65504, and A takes W in fp16 in both.
 
 A long sequence may be cut into segments that run side by side. ``_local`` walks each segment that
 another follows, once from nothing (the state it adds) and once from the identity (the matrix it
@@ -70,6 +71,7 @@ def _walk(
     STAGES: tl.constexpr,
 ):
     """Walk one run: ``full`` whole chunks, then one of ``tail`` tokens by masked loads."""
+    TILE: tl.constexpr = INVERSE_DTYPE if PER_CHANNEL else DOT_DTYPE
     h = hv // (HV // H)
     ok = tl.arange(0, BK)
     oc = tl.arange(0, C)
@@ -89,13 +91,13 @@ def _walk(
             pk = to[:, None] * k_stride + h * K + ok[None, :]
             pq = to[:, None] * q_stride + h * K + ok[None, :]
         if not TMA:
-            bk = tl.load(k + pk, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
+            bk = tl.load(k + pk, mask=mk[None, :], other=0.0).to(TILE)
             bA = tl.load(A + rl[:, None] * C + oc[None, :]).to(INVERSE_DTYPE)
         elif PER_CHANNEL:
-            bk = k_tiles.load([rows, 0]).to(DOT_DTYPE)
+            bk = k_tiles.load([rows, 0]).to(TILE)
             bA = A_tiles.load([rows, 0]).to(INVERSE_DTYPE)
         else:
-            bk = k_tiles.load([t, h * K]).to(DOT_DTYPE)
+            bk = k_tiles.load([t, h * K]).to(TILE)
             bA = A_tiles.load([rows, 0]).to(INVERSE_DTYPE)
         if PER_CHANNEL:
             e = tl.exp2(tl.load(decay + chunk * BK + ok))[None, :]
@@ -103,7 +105,7 @@ def _walk(
             e = tl.exp2(tl.load(decay + chunk))
             ck = tl.load(k_in + rows + oc)
             cn = tl.load(k_out + rows + oc)
-        Sb = S.to(DOT_DTYPE)
+        Sb = S.to(TILE)
         U = tl.dot(Sb, tl.trans(bk))
         if not PER_CHANNEL:
             U = U * ck[None, :]
@@ -116,13 +118,13 @@ def _walk(
         Vd = tl.dot(W.to(INVERSE_DTYPE), tl.trans(bA))
         if OUT:
             if not TMA:
-                bq = tl.load(q + pq, mask=mk[None, :], other=0.0).to(DOT_DTYPE)
+                bq = tl.load(q + pq, mask=mk[None, :], other=0.0).to(TILE)
                 bP = tl.load(P + rl[:, None] * C + oc[None, :]).to(DOT_DTYPE)
             elif PER_CHANNEL:
-                bq = q_tiles.load([rows, 0]).to(DOT_DTYPE)
+                bq = q_tiles.load([rows, 0]).to(TILE)
                 bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
             else:
-                bq = q_tiles.load([t, h * K]).to(DOT_DTYPE)
+                bq = q_tiles.load([t, h * K]).to(TILE)
                 bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
@@ -131,13 +133,13 @@ def _walk(
             po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
             tl.store(po, Ot.to(o.dtype.element_ty))
         if not PER_CHANNEL:
-            S = tl.dot((Vd * cn[None, :]).to(DOT_DTYPE), bk, S * e)
+            S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
         elif TMA:
-            bkn = kn_tiles.load([rows, 0]).to(DOT_DTYPE)
-            S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e)
+            bkn = kn_tiles.load([rows, 0]).to(TILE)
+            S = tl.dot(Vd.to(TILE), bkn, S * e)
         else:
-            bkn = tl.load(kn + pk).to(DOT_DTYPE)
-            S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e)
+            bkn = tl.load(kn + pk).to(TILE)
+            S = tl.dot(Vd.to(TILE), bkn, S * e)
     if TAIL:  # noqa: SIM102 (a constant of the compilation, apart from a value)
         if tail > 0:
             chunk = (c0 + full) * HV + hv
@@ -155,15 +157,15 @@ def _walk(
                 pk = to[:, None] * k_stride + h * K + ok[None, :]
                 pq = to[:, None] * q_stride + h * K + ok[None, :]
                 e = tl.exp2(tl.load(decay + chunk))
-            bk = tl.load(k + pk, mask=mm, other=0.0).to(DOT_DTYPE)
-            Sb = S.to(DOT_DTYPE)
+            bk = tl.load(k + pk, mask=mm, other=0.0).to(TILE)
+            Sb = S.to(TILE)
             U = tl.dot(Sb, tl.trans(bk))
             if not PER_CHANNEL:
                 U = U * tl.load(k_in + rl)[None, :]
             W = tl.load(v + pv, mask=m[None, :], other=0.0).to(tl.float32) - U
             bA = tl.load(A + pa).to(INVERSE_DTYPE)
             Vd = tl.dot(W.to(INVERSE_DTYPE), tl.trans(bA))
-            bq = tl.load(q + pq, mask=mm, other=0.0).to(DOT_DTYPE)
+            bq = tl.load(q + pq, mask=mm, other=0.0).to(TILE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
                 Ot = Ot * tl.load(q_in + rl)[None, :]
@@ -172,11 +174,11 @@ def _walk(
             po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
             tl.store(po, Ot.to(o.dtype.element_ty), mask=m[None, :])
             if PER_CHANNEL:
-                bkn = tl.load(kn + pk).to(DOT_DTYPE)
-                S = tl.dot(Vd.to(DOT_DTYPE), bkn, S * e)
+                bkn = tl.load(kn + pk).to(TILE)
+                S = tl.dot(Vd.to(TILE), bkn, S * e)
             else:
                 cn = tl.load(k_out + rl)
-                S = tl.dot((Vd * cn[None, :]).to(DOT_DTYPE), bk, S * e)
+                S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
     return S
 
 

@@ -19,7 +19,7 @@ INVERSE_DTYPE = tl.constexpr(tl.float32 if INTERPRETED else tl.float16)
 
 @triton.jit
 def _join(T, L, apart, s: tl.constexpr):
-    Ls = tl.where((apart >= s) & (apart < 2 * s), L, 0.0).to(INVERSE_DTYPE)
+    Ls = tl.where((apart >= s) & (apart < 2 * s), L, tl.zeros_like(L))
     Tb = T.to(INVERSE_DTYPE)
     X = tl.dot(Tb, Ls)
     return T - tl.dot(X.to(INVERSE_DTYPE), Tb)
@@ -27,7 +27,7 @@ def _join(T, L, apart, s: tl.constexpr):
 
 @triton.jit
 def unit_lower_inverse(L, BATCHED: tl.constexpr):
-    """(I + L)^-1 for strictly lower L [64, 64] fp32."""
+    """(I + L)^-1 in fp32 for strictly lower L [64, 64] in INVERSE_DTYPE."""
     oc = tl.arange(0, 64)
     apart = oc[:, None] ^ oc[None, :]  # its highest bit names the level that joins i and j
     if BATCHED:
@@ -35,14 +35,16 @@ def unit_lower_inverse(L, BATCHED: tl.constexpr):
         oe = tl.arange(0, 16)
         same = o4[:, None, None, None] == o4[None, None, :, None]
         near = (oe[:, None] ^ oe[None, :])[None, :, :]
-        D = tl.sum(tl.where(same, tl.reshape(L, [4, 16, 4, 16]), 0.0), 2)
-        T = (near == 0).to(tl.float32) - tl.where(near < 2, D, 0.0)
+        L4 = tl.reshape(L, [4, 16, 4, 16])
+        # One of the four terms is not zero, so an fp16 sum loses nothing.
+        D = tl.sum(tl.where(same, L4, tl.zeros_like(L4)), 2)
+        T = (near == 0).to(tl.float32) - tl.where(near < 2, D, tl.zeros_like(D)).to(tl.float32)
         T = _join(T, D, near, 2)
         T = _join(T, D, near, 4)
         T = _join(T, D, near, 8)
         T = tl.reshape(tl.where(same, T[:, :, None, :], 0.0), [64, 64])
     else:
-        T = (apart == 0).to(tl.float32) - tl.where(apart < 2, L, 0.0)
+        T = (apart == 0).to(tl.float32) - tl.where(apart < 2, L, tl.zeros_like(L)).to(tl.float32)
         T = _join(T, L, apart, 2)
         T = _join(T, L, apart, 4)
         T = _join(T, L, apart, 8)

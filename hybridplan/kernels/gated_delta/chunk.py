@@ -82,14 +82,16 @@ def chunk_prefill(
                 z.K**-0.5 if scale is None else scale,
                 z.H, z.HV, z.K, next_power_of_2(z.K), C, *flags,
             ),
-            num_warps=4, num_stages=1, maxnreg=PREPARE_REGISTERS if z.H == z.HV else None,
+            **(PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL),
         )  # fmt: skip
     stages = 3 if b.plan.segment_count == 1 else 2
     delta_launch.scan(z, b, q, k, k, v, tiles, A, P, numbers, out, pool, False, stages, 4)
     return out
 
 
-PREPARE_REGISTERS = 168
-"""Cap for one value head per q/k head: three programs fit a multiprocessor (107 against 132 us)."""
+PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
+"""One value head per q/k head: with the cap three programs fit a multiprocessor."""
+PREPARE_SEVERAL = {"num_warps": 2, "num_stages": 1}
+"""Several: a cap spills; two warps wait less for one another."""
 
 _launch = Launcher(prepare)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from hybridplan.kernels.common.gates import log_decay, power_of_2, sigmoid
 from hybridplan.kernels.common.launch import DOT_DTYPE
-from hybridplan.kernels.common.triangular import unit_lower_inverse
+from hybridplan.kernels.common.triangular import INVERSE_DTYPE, unit_lower_inverse
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -87,7 +87,7 @@ def prepare(
         else:
             g = tl.load(x + t * HV + hv, mask=m, other=0.0).to(tl.float32)
             if GATE > 1:
-                g = log_decay(g, tl.load(a_log + hv), tl.load(dt_bias + hv), 0.0, GATE)
+                g = log_decay(g, tl.load(a_log + hv), tl.load(dt_bias + hv), 0.0, GATE, FAST=True)
                 g = tl.where(m, g, 0.0)
         g = tl.maximum(g * LOG2_E, -200.0)  # 2^-200 is 0 in fp32; keeps -inf out of differences
         gc = tl.cumsum(g, 0)
@@ -96,12 +96,12 @@ def prepare(
         row = (ic * HV + hv).to(tl.int64) * C
         tile = (row + oc[:, None]) * C + oc[None, :]
         tl.store(P + tile, (QK * pair).to(P.dtype.element_ty))
-        L = tl.where(oc[:, None] > oc[None, :], KK * pair * beta[:, None], 0.0)
-        T = unit_lower_inverse(L, BATCHED)
-        tl.store(A + tile, (T * beta[None, :]).to(A.dtype.element_ty))
         into = power_of_2(gc)
         at = numbers + row + oc
         tl.store(at, into * rk)
         tl.store(at + row_count, into * rq)
         tl.store(at + 2 * row_count, power_of_2(last - gc) * rk)
         tl.store(numbers + 3 * row_count + ic * HV + hv, last)
+        L = tl.where(oc[:, None] > oc[None, :], KK * pair * beta[:, None], 0.0).to(INVERSE_DTYPE)
+        T = unit_lower_inverse(L, BATCHED)
+        tl.store(A + tile, (T * beta[None, :]).to(A.dtype.element_ty))

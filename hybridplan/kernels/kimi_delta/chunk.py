@@ -55,29 +55,38 @@ def chunk_prefill(
     count, C, BK = b.plan.chunk_count, CHUNK_TOKENS, next_power_of_2(z.K)
     rows = count * z.HV * C
     A, P = delta_launch.square_tiles(rows, q)
-    q_in, k_in, k_out = (torch.empty((rows, BK), dtype=P.dtype, device=q.device) for _ in "qkk")
+    # fp16 holds k, q and decays, all at most one, eight times finer than bf16.
+    q_in, k_in, k_out = (torch.empty((rows, BK), dtype=A.dtype, device=q.device) for _ in "qkk")
     decay = torch.empty(count * z.HV * BK, dtype=torch.float32, device=q.device)
+    steep = torch.empty(count * z.HV, dtype=torch.int32, device=q.device)
     if count:
-        mild = gate is Gate.NONE or (gate is Gate.BOUNDED and lower_bound >= -5.0)
-        flags = (int(gate), beta_is_logit, l2norm, min(BK, 64), mild, True)
-        _launch(
-            (z.serial, A.dtype, *flags),
-            (count, z.HV, 1),
-            (
-                q, k, gate_input, beta, a_log, dt_bias, A, P, q_in, k_in, k_out, decay,
-                b.plan.chunks,
-            ),
-            (
-                q.stride(0), k.stride(0), z.K**-0.5 if scale is None else scale, lower_bound,
-                z.H, z.HV, z.K, BK, C, *flags,
-            ),
-            num_warps=8, num_stages=1,
+        tensors = (
+            q, k, gate_input, beta, a_log, dt_bias, A, P, q_in, k_in, k_out, decay, steep,
+            b.plan.chunks,
         )  # fmt: skip
+        rest = (
+            q.stride(0), k.stride(0), z.K**-0.5 if scale is None else scale, lower_bound,
+            z.H, z.HV, z.K, BK, C, int(gate), beta_is_logit, l2norm,
+        )  # fmt: skip
+        for again in (False,) if gate is Gate.NONE else (False, True):
+            flags = (min(BK, PREPARE_CHANNELS), again, True)
+            _launch(
+                (z.serial, A.dtype, *rest[-3:], *flags),
+                (count, z.HV, 1),
+                tensors,
+                (*rest, *flags),
+                num_warps=4,
+                num_stages=1,
+                maxnreg=None if again else 168,
+            )
     tiles = None
     if delta_launch.tma_usable(z, q, k, v) if tma is None else tma:
         tiles = tuple(delta_launch.tile_descriptor(t) for t in (q_in, k_in, k_out))
-    delta_launch.scan(z, b, q_in, k_in, k_out, v, tiles, A, P, decay, out, pool, True, 2, 4)
+    delta_launch.scan(z, b, q_in, k_in, k_out, v, tiles, A, P, decay, out, pool, True, 3, 4)
     return out
 
+
+PREPARE_CHANNELS = 32
+"""Channels at a time: more need registers that cost concurrent programs."""
 
 _launch = Launcher(prepare)

@@ -1,16 +1,16 @@
 """The parallel part of chunked Kimi delta attention: one program per chunk and value head.
 
 Entry (i, j) of K K^T is sum_d k_id k_jd 2^(G_id - G_jd) with G the running log2 decay: a product of
-k 2^(G - ref) and k 2^(ref - G) for any reference. Which one is safe depends on the gates, so it is
-chosen per chunk, head and group of channels:
+k 2^(G - ref) and k 2^(ref - G) for any reference. Where both halves of a chunk decay by less than
+2^116, the token between them serves, with one product. The few chunks where they do not are
+marked and done again, by groups of channels:
 
-* both halves of the chunk decay by less than 2^120: the token between them, one product;
-* every 16 tokens do (any gate bounded by -5): inside a half the token in its middle, between the
-  halves the middle of the chunk, where no exponent is positive: two products;
+* where every 16 tokens decay by less (any gate bounded by -5): inside a half the token in its
+  middle, between the halves the middle of the chunk, where no exponent is positive;
 * otherwise halves, quarters, eighths, ... are joined about the token between them, again without
   a positive exponent: six products.
 
-Exponents reach 120 only in entries above the diagonal or next to their inverse; bf16 has the range.
+Exponents reach 116 only in entries above the diagonal or next to their inverse; bf16 has the range.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import triton.language as tl
 
 from hybridplan.kernels.common.gates import log_decay, power_of_2, sigmoid
 from hybridplan.kernels.common.launch import DOT_DTYPE
-from hybridplan.kernels.common.triangular import unit_lower_inverse
+from hybridplan.kernels.common.triangular import INVERSE_DTYPE, unit_lower_inverse
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-MOST_LOG2 = tl.constexpr(120.0)
+MOST_LOG2 = tl.constexpr(116.0)
 """Largest exponent used, in powers of two."""
 
 
@@ -62,6 +62,7 @@ def prepare(
     k_in,
     k_out,
     decay,
+    steep_chunks,
     chunks,
     q_stride,
     k_stride,
@@ -76,16 +77,19 @@ def prepare(
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
     KB: tl.constexpr,
-    MILD: tl.constexpr,
+    STEEP: tl.constexpr,
     BATCHED: tl.constexpr,
 ):
     """Tiles A, P [chunk, HV, C, C], q_in, k_in, k_out [chunk, HV, C, BK], log2 decay of chunks.
 
-    KB channels are worked on at a time.
-    MILD: the gate cannot decay 16 tokens by more than 2^-120, so the other way is not compiled.
+    KB channels are worked on at a time. Without STEEP the middle of the chunk is the reference, and
+    the chunks where that overflows are marked in steep_chunks; with STEEP those are done again.
     """
     ic = tl.program_id(0)
     hv = tl.program_id(1)
+    if STEEP:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+        if tl.load(steep_chunks + ic * HV + hv) == 0:
+            return
     h = hv // (HV // H)
     t0 = tl.load(chunks + 2 * ic).to(tl.int64)
     end = tl.load(chunks + 2 * ic + 1).to(tl.int64)
@@ -109,6 +113,7 @@ def prepare(
         a_factor = tl.load(a_log + hv)
     KK = tl.zeros([C, C], tl.float32)
     QK = tl.zeros([C, C], tl.float32)
+    lowest = tl.zeros([KB], tl.float32)
     for ib in range(BK // KB):
         oj = ib * KB + tl.arange(0, KB)
         mj = oj < K
@@ -120,7 +125,7 @@ def prepare(
             g = g.to(tl.float32)
             if GATE > 1:
                 bias = tl.load(dt_bias + hv * K + oj, mask=mj, other=0.0)
-                g = log_decay(g, a_factor, bias[None, :], lower_bound, GATE)
+                g = log_decay(g, a_factor, bias[None, :], lower_bound, GATE, FAST=True)
                 g = tl.where(mask, g, 0.0)
         g = tl.maximum(g * LOG2_E, -200.0)  # 2^-200 is 0 in fp32; keeps -inf out of differences
         G = tl.cumsum(g, 0)
@@ -136,20 +141,19 @@ def prepare(
         tl.store(k_out + wide, rest.to(k_out.dtype.element_ty))
         middle = tl.sum(tl.where(oc[:, None] < 32, g, 0.0), 0)
         gap = G - middle[None, :]
-        if tl.minimum(tl.min(middle), tl.min(whole - middle)) > -MOST_LOG2:
+        if not STEEP:
             r = power_of_2(gap)
             ks = kf * power_of_2(-gap)
             KK += _pair(kf * r, ks)
             QK += _pair(qf * r, ks)
+            lowest = tl.minimum(lowest, tl.minimum(middle, whole - middle))
         else:
             one = tl.sum(tl.where(oc[:, None] < 16, g, 0.0), 0)
             three = tl.sum(tl.where(oc[:, None] < 48, g, 0.0), 0)
-            mild = True
-            if not MILD:
-                most = tl.minimum(tl.min(one), tl.min(middle - one))
-                most = tl.minimum(most, tl.minimum(tl.min(three - middle), tl.min(whole - three)))
-                mild = most > -MOST_LOG2
-            if mild:
+            most = tl.minimum(
+                tl.minimum(one, middle - one), tl.minimum(three - middle, whole - three)
+            )
+            if tl.min(most) > -MOST_LOG2:
                 near = G - tl.where(oc[:, None] < 32, one[None, :], three[None, :])
                 r = power_of_2(near)
                 ks = kf * power_of_2(-near)
@@ -158,7 +162,7 @@ def prepare(
                 across = (oc[:, None] >= 32) & (oc[None, :] < 32)
                 KK += tl.where(across, _pair(kf * far, kn), _pair(kf * r, ks))
                 QK += tl.where(across, _pair(qf * far, kn), _pair(qf * r, ks))
-            elif not MILD:
+            else:
                 KK, QK = _join_halves(KK, QK, kf, qf, G, 32, KB)
                 KK, QK = _join_halves(KK, QK, kf, qf, G, 16, KB)
                 KK, QK = _join_halves(KK, QK, kf, qf, G, 8, KB)
@@ -166,12 +170,15 @@ def prepare(
                 KK, QK = _join_halves(KK, QK, kf, qf, G, 2, KB)
                 KK, QK = _join_halves(KK, QK, kf, qf, G, 1, KB)
                 QK += tl.where(oc[:, None] == oc[None, :], tl.sum(qf * kf, 1)[:, None], 0.0)
+    if not STEEP:
+        steep = tl.min(lowest) < -MOST_LOG2
+        tl.store(steep_chunks + ic * HV + hv, steep.to(tl.int32))
     beta = tl.load(b + t * HV + hv, mask=m, other=0.0).to(tl.float32)
     if BETA_LOGIT:
         beta = tl.where(m, sigmoid(beta), 0.0)
     tile = (row + oc[:, None]) * C + oc[None, :]
     low = oc[:, None] >= oc[None, :]
     tl.store(P + tile, tl.where(low, QK, 0.0).to(P.dtype.element_ty))
-    L = tl.where(oc[:, None] > oc[None, :], KK * beta[:, None], 0.0)
+    L = tl.where(oc[:, None] > oc[None, :], KK * beta[:, None], 0.0).to(INVERSE_DTYPE)
     T = unit_lower_inverse(L, BATCHED)
     tl.store(A + tile, (T * beta[None, :]).to(A.dtype.element_ty))
