@@ -2,11 +2,12 @@
 
     python benchmarks/sim/vllm_replay.py [TRACE] [--requests N] [--vllm-python PY --vllm-src DIR]
 
-TRACE is a Mooncake file, by default the one the tests use. The whole trace goes through the replay as Qwen3.5-0.8B at block 576 (one
-full-attention group, three recurrent ones, one request in flight, a pool that never evicts). With
---vllm-python the first N requests go through vLLM's scheduler too, and the replay is timed on the
-same N, the best of three because it takes milliseconds; both must give the same hits or the run
-ends with an error. CPU seconds of one process each. Prints one JSON object.
+TRACE is a Mooncake file, by default the one the tests use. All of it goes through the replay as
+Qwen3.5-0.8B at block 576 (one full-attention group, three recurrent ones, one request in flight, a
+pool that never evicts). With --vllm-python the first N requests go through vLLM's scheduler too,
+and the replay is timed on the same N, the best of three because it takes milliseconds; both must
+give the same hits or the run ends with an error. CPU seconds of one process each. Prints one JSON
+object.
 """
 
 from __future__ import annotations

@@ -33,15 +33,14 @@ class MambaManager(GroupManager):
         live: list[int] = []
         if start < full:
             blocks = table.blocks
-            live = [blocks[column] for column in range(start, full) if blocks[column]]
+            live = [column for column in range(start, full) if blocks[column]]
             if live:
-                super().publish(seq, tokens, boundaries)
-            else:
-                table.num_published = full
+                self.publish_columns(seq, table, live, boundaries)
+            table.num_published = full
         self._publish_tail(seq, table, tokens)
         key_of = self.pool.key_of
-        for block in live:
-            key = key_of[block]
+        for column in live:
+            key = key_of[table.blocks[column]]
             if key is not None:
                 self.published_this_step.add(key)
 

@@ -160,22 +160,29 @@ class GroupManager:
         full = min(tokens, seq.num_keys * self.hash_tokens) // self.block
         if start >= full:
             return
-        mask = self.kept_columns(start, full, self._reachable(seq, boundaries))
-        pool, index, keys = self.pool, self.index, seq.keys
-        per_block, blocks = self.per_block, table.blocks
-        for column in range(start, full):
-            block = blocks[column]
-            if not block:
-                continue
+        blocks = table.blocks
+        columns = [column for column in range(start, full) if blocks[column]]
+        if columns:
+            self.publish_columns(seq, table, columns, boundaries)
+        table.num_published = full
+
+    def publish_columns(
+        self, seq: Seq, table: BlockTable, columns: list[int], boundaries: Sequence[int]
+    ) -> None:
+        """Publish those of the full, non-null ``columns`` that retention keeps."""
+        first = columns[0]
+        mask = self.kept_columns(first, columns[-1] + 1, self._reachable(seq, boundaries))
+        pool, index, keys, per_block = self.pool, self.index, seq.keys, self.per_block
+        for column in columns:
+            block = table.blocks[column]
             key = keys[(column + 1) * per_block - 1]
-            if mask is not None and not mask[column - start]:
+            if mask is not None and not mask[column - first]:
                 if self.on_skip is not None:
                     self.on_skip(seq, index, key, (column + 1) * self.block)
                 continue
             if pool.key_of[block] is not None:
                 pool.unpublish(block)
             pool.publish(block, index, key, (column + 1) * self.block)
-        table.num_published = full
 
     def _reachable(self, seq: Seq, boundaries: Sequence[int]) -> list[int]:
         reachable = list(boundaries)
