@@ -148,6 +148,7 @@ def _prefill(name: str, lengths: list[int], exports: int = 0, **bound: object) -
 CASES = [
     *(_prefill(name, [16384], figure="ratio", target=2.0) for name in SHAPES),
     *(_prefill(name, [4096]) for name in SHAPES),
+    _prefill("mamba2-80h-8g-128x64", [1024]),
     _prefill("lightning-64h-128x128", [4096] * 8),
     _prefill("mamba2-80h-8g-128x64", [4096] * 8),
     _prefill("mamba2-80h-8g-128x64", [16384], exports=8),

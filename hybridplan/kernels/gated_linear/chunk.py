@@ -26,10 +26,10 @@ from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.gated_linear.recurrent import check_inputs
 
 CHUNK_TOKENS = 16
-_PREPARE_WARPS = 4
+_PREPARE_WARPS = 2
 _VALUE_ROWS = 32
 _WARPS = 4
-_STAGES = 3
+_STAGES = 4
 _PASSED = checks.Passed()
 _LOG2E = tl.constexpr(1.4426950408889634)
 _FLOOR = tl.constexpr(-17.0 * 1.4426950408889634)

@@ -211,10 +211,13 @@ def _check(
 
 
 def _use_tma(q: Tensor, k: Tensor, v: Tensor, K: int, KP: int) -> bool:
-    """Tensor maps need whole tiles of q/k heads, and rows and starts on 16 bytes."""
-    if K != KP or not launch.has_tma(v.device):
-        return False
+    """Tensor maps need whole tiles of q/k heads, and rows and starts on 16 bytes.
+
+    fp32 tiles are left to pointers: three stages of them do not fit in shared memory.
+    """
     size = v.element_size()
+    if K != KP or size != 2 or not launch.has_tma(v.device):
+        return False
     return all(x.data_ptr() % 16 == 0 and x.stride(0) * size % 16 == 0 for x in (q, k, v))
 
 

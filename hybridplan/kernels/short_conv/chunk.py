@@ -20,11 +20,32 @@ from hybridplan.kernels.common.spans import spans_of
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 
 CHUNK_TOKENS = 64
-UNROLL = 8
 CHANNELS = 512
 WARPS = 2
 MOST_TAPS = 4
 _PASSED = checks.Passed()
+
+
+@triton.jit
+def _token(rows, stride_x, i, tokens, C, oc):
+    """Channels of token i of a block, as stored; nothing past the block's end."""
+    inside = oc < tl.where(i < tokens, C, 0)
+    return tl.load(rows + i * stride_x, mask=inside, other=0.0)
+
+
+@triton.jit
+def _emit(
+    y, x0, x1, x2, x3, w0, w1, w2, w3, start, t, end, C, oc, W: tl.constexpr, SILU: tl.constexpr
+):
+    acc = start + w0 * x0 + w1 * x1
+    if W > 2:
+        acc += w2 * x2
+    if W > 3:
+        acc += w3 * x3
+    if SILU:
+        acc = acc * tl.sigmoid(acc)
+    inside = oc < tl.where(t < end, C, 0)
+    tl.store(y + t.to(tl.int64) * C + oc, acc.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -46,8 +67,6 @@ def _convolve(
     C,
     W: tl.constexpr,
     WP: tl.constexpr,
-    BT: tl.constexpr,
-    UNROLL: tl.constexpr,
     BC: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
@@ -96,36 +115,52 @@ def _convolve(
             x2 = tl.load(old + (W - 3) * C + oc, mask=held, other=0.0).to(tl.float32)
         if W > 3:
             x3 = tl.load(old + oc, mask=held, other=0.0).to(tl.float32)
-    taps = weight + oc * W
-    w0 = tl.load(taps + W - 1, mask=in_c, other=0.0).to(tl.float32)
-    w1 = tl.load(taps + W - 2, mask=in_c, other=0.0).to(tl.float32)
-    w2 = w1
-    w3 = w1
-    if W > 2:
-        w2 = tl.load(taps + W - 3, mask=in_c, other=0.0).to(tl.float32)
-    if W > 3:
-        w3 = tl.load(taps, mask=in_c, other=0.0).to(tl.float32)
+    # all taps in one wide load, then a column each; c0 weighs the oldest token
+    column = tl.arange(0, 4)
+    at_taps = weight + oc[:, None] * W + column[None, :]
+    taps = tl.load(at_taps, mask=in_c[:, None] & (column < W)[None, :], other=0.0)
+    even, odd = tl.split(tl.reshape(taps.to(tl.float32), [BC, 2, 2]))
+    c0, c2 = tl.split(even)
+    c1, c3 = tl.split(odd)
+    w0 = c1
+    w1 = c0
+    w2 = c0
+    w3 = c0
+    if W == 3:
+        w0 = c2
+        w1 = c1
+    if W == 4:
+        w0 = c3
+        w1 = c2
+        w2 = c1
     start = tl.zeros([BC], tl.float32)
     if HAS_BIAS:
         start = tl.load(bias + oc, mask=in_c, other=0.0).to(tl.float32)
-    for step in tl.range(0, BT // UNROLL):
-        for u in tl.static_range(UNROLL):
-            i = step * UNROLL + u
-            inside = oc < tl.where(first + i < end, C, 0)
-            at = before + i * stride_x
-            x0 = tl.load(x + at + oc, mask=inside, other=0.0).to(tl.float32)
-            acc = start + w0 * x0 + w1 * x1
-            if W > 2:
-                acc += w2 * x2
-            if W > 3:
-                acc += w3 * x3
-            if SILU:
-                acc = acc * tl.sigmoid(acc)
-            at_y = y + (first + i).to(tl.int64) * C + oc
-            tl.store(at_y, acc.to(y.dtype.element_ty), mask=inside)
-            x3 = x2
-            x2 = x1
-            x1 = x0
+    # four rows are computed while the next four are on their way; a store would hold back any
+    # load that follows it, because the two might overlap
+    rows = x + before + oc
+    n0 = _token(rows, stride_x, 0, end - first, C, oc)
+    n1 = _token(rows, stride_x, 1, end - first, C, oc)
+    n2 = _token(rows, stride_x, 2, end - first, C, oc)
+    n3 = _token(rows, stride_x, 3, end - first, C, oc)
+    for step in tl.range(0, tl.cdiv(end - first, 4)):
+        a0 = n0.to(tl.float32)
+        a1 = n1.to(tl.float32)
+        a2 = n2.to(tl.float32)
+        a3 = n3.to(tl.float32)
+        i = 4 * step
+        n0 = _token(rows, stride_x, i + 4, end - first, C, oc)
+        n1 = _token(rows, stride_x, i + 5, end - first, C, oc)
+        n2 = _token(rows, stride_x, i + 6, end - first, C, oc)
+        n3 = _token(rows, stride_x, i + 7, end - first, C, oc)
+        t = first + i
+        _emit(y, a0, x1, x2, x3, w0, w1, w2, w3, start, t, end, C, oc, W, SILU)
+        _emit(y, a1, a0, x1, x2, w0, w1, w2, w3, start, t + 1, end, C, oc, W, SILU)
+        _emit(y, a2, a1, a0, x1, w0, w1, w2, w3, start, t + 2, end, C, oc, W, SILU)
+        _emit(y, a3, a2, a1, a0, w0, w1, w2, w3, start, t + 3, end, C, oc, W, SILU)
+        x3 = a1
+        x2 = a2
+        x1 = a3
     if first == bos:
         place = tl.arange(0, WP)
         wanted = (place < WINDOW)[:, None] & in_c[None, :]
@@ -198,7 +233,7 @@ def chunk_prefill(
         (-(-C // CHANNELS) * blocks, 1, 1),
         (x, weight, bias, out, pool, slots, reads, index.chunks, spans.walks, spans.spans),
         (pool.shape[0], x.stride(0), pool.stride(0), index.chunk_count, C, W,
-         launch.next_power_of_2(W - 1), CHUNK_TOKENS, UNROLL, CHANNELS, bias is not None,
+         launch.next_power_of_2(W - 1), CHANNELS, bias is not None,
          activation),
         num_warps=WARPS,
     )  # fmt: skip

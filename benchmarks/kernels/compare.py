@@ -1,0 +1,266 @@
+"""Compare delta-rule kernels in one process on the same inputs; write rows with card and versions.
+
+    python -m benchmarks.kernels.compare --out results.json [--budget-s 120] [--warm 0/8]
+
+A row whose errors exceed the bounds carries no time. Prefill bounds are those of the best public
+kernels in bf16; decode's are one bf16 rounding of the output and fp32 arithmetic in the state.
+``--warm RANK/OF`` only fills Triton's cache, so that several processes can do it first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks.kernels import peers
+from benchmarks.kernels.case import (
+    COPY_BYTES_PER_US,
+    eager_host_us,
+    graph_us,
+    input_sets,
+    relative_error,
+)
+from benchmarks.kernels.registry import (
+    DECODE_BATCHES,
+    HEADS,
+    SEQUENCES,
+    Inputs,
+    decode_bytes,
+    make,
+    prefill_floor,
+)
+from hybridplan.kernels.common.delta_reference import by_chunks
+
+MATMUL_FLOP_PER_US = 790e6
+"""bf16 matrix product of 4096^3 on one H200."""
+
+BOUNDS = {"prefill": (4.5e-3, 3.5e-3), "prefill kimi": (5.2e-3, 4.4e-3), "decode": (2e-3, 1e-6)}
+"""Errors allowed in (output, state)."""
+
+Row = dict[str, Any]
+
+
+def reference(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp64 outputs and final states."""
+    decay = x.gate_input.double() + x.dt_bias.double()
+    rate = x.a_log.double().exp()
+    g = -(rate[:, None] if decay.dim() == 3 else rate) * torch.nn.functional.softplus(decay)
+    g = g if g.dim() == 3 else g[..., None]
+    beta = x.beta_logit.double().sigmoid()
+    state = x.pool[x.slots.long()]
+    return by_chunks(x.q, x.k, x.v, g, beta, x.lengths, state, None, True, 64)
+
+
+def checked(
+    adapter: peers.Adapter, x: Inputs, kept: dict[str, Any], want: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[float, float]:
+    """Errors of one call; the pool is put back afterwards."""
+    before = x.pool.clone()
+    o, s = adapter(x, kept)
+    torch.cuda.synchronize()
+    state = x.pool[x.slots.long()] if s is None else s
+    errors = relative_error(o, want[0]), relative_error(state, want[1])
+    x.pool.copy_(before)
+    return errors
+
+
+def prefill_rows(heads: str, shape: str, device: torch.device, warm: bool) -> Iterator[Row]:
+    """One row a library for one prefill shape."""
+    lengths = SEQUENCES[shape]
+    least_bytes, flop = prefill_floor(heads, lengths)
+    floor_us = max(least_bytes / COPY_BYTES_PER_US, flop / MATMUL_FLOP_PER_US)
+    count = 1 if warm else input_sets(least_bytes, 8)
+    sets = [make(heads, lengths, device, seed) for seed in range(count)]
+    want = None if warm else reference(sets[0])
+    bounds = BOUNDS["prefill kimi" if heads == "kimi" else "prefill"]
+    for name, (per_channel, adapter) in peers.PREFILL.items():
+        if per_channel == (heads == "kimi"):
+            row = {"kind": "prefill", "heads": heads, "shape": shape, "library": name}
+            row |= {"least_bytes": least_bytes, "least_flop": flop, "floor_us": floor_us}
+            yield row | timed(adapter, sets, want, bounds)
+
+
+def decode_rows(heads: str, batch: int, device: torch.device, warm: bool) -> Iterator[Row]:
+    """One row a library for one decode batch, the ceiling first; bf16 states for ours."""
+    for state in (torch.float32, torch.bfloat16):
+        width = torch.finfo(state).bits // 8
+        states, total = decode_bytes(heads, batch, width)
+        count = 1 if warm else input_sets(states, 128)
+        first = make(heads, (1,) * (batch * count), device, 7, state=state)
+        order = torch.randperm(batch * count, device=device).int()
+        sets = [
+            make(
+                heads, (1,) * batch, device, seed, first.pool,
+                order[seed * batch : (seed + 1) * batch].contiguous(),
+            )
+            for seed in range(count)
+        ]  # fmt: skip
+        want = None if warm else reference(sets[0])
+        base = {"kind": "decode", "heads": heads, "shape": f"batch {batch}"}
+        base |= {"state": str(state).removeprefix("torch."), "least_bytes": total}
+        base["floor_us"] = total / COPY_BYTES_PER_US
+        limit = None
+        if warm:
+            peers.ceiling(sets[0])
+        else:
+            limit, spread = graph_us(tuple(partial(peers.ceiling, x) for x in sets))
+            yield base | {"library": "read-modify-write", "us": limit, "spread": spread}
+        bounds = BOUNDS["decode"] if width == 4 else (3e-3, 3e-3)
+        for name, (serves, adapter) in peers.DECODE.items():
+            if (heads == "kimi") in serves and (width == 4 or name == "ours"):
+                row = base | {"library": name} | timed(adapter, sets, want, bounds)
+                if limit and row.get("us"):
+                    row["over_ceiling"] = row["us"] / limit
+                yield row
+
+
+def timed(
+    adapter: peers.Adapter,
+    sets: list[Inputs],
+    want: tuple[torch.Tensor, torch.Tensor] | None,
+    bounds: tuple[float, float],
+) -> Row:
+    """Check, then time; a library that is absent or fails says so."""
+    kept: list[dict[str, Any]] = [{} for _ in sets]
+    try:
+        if want is None:
+            adapter(sets[0], kept[0])
+            torch.cuda.synchronize()
+            return {}
+        errors = checked(adapter, sets[0], kept[0], want)
+        row: Row = {"error_o": errors[0], "error_state": errors[1]}
+        if not all(e <= b for e, b in zip(errors, bounds, strict=True)):
+            return row | {"failed": f"errors {errors} exceed {bounds}"}
+        calls = tuple(partial(adapter, x, d) for x, d in zip(sets, kept, strict=True))
+        row["us"], row["spread"] = graph_us(calls)
+        row["host_us"] = eager_host_us(calls[0], times=20, rounds=2)
+        return row
+    except Exception as problem:  # a peer's failure is a result, not the end of the run
+        return {"failed": f"{type(problem).__name__}: {problem}"[:300]}
+
+
+def cases() -> list[tuple[Any, str, Any]]:
+    """(rows function, heads, shape), what matters most first."""
+    listed: list[tuple[Any, str, Any]] = []
+    for shape in SEQUENCES:
+        listed += [(prefill_rows, heads, shape) for heads in HEADS]
+    for batch in DECODE_BATCHES:
+        listed += [(decode_rows, heads, batch) for heads in HEADS]
+    return listed
+
+
+def shorten_autotuning(rank: int | None, of: int) -> None:
+    """Make a peer's autotuner measure briefly, or (warming) compile this process' share."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.testing import do_bench
+
+    if rank is None:
+        plain = Autotuner._bench
+
+        def bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
+            self.__dict__["do_bench"] = lambda f, quantiles: do_bench(
+                f, warmup=3, rep=15, quantiles=quantiles
+            )
+            return plain(self, *args, config=config, **meta)
+
+        Autotuner._bench = bench
+        return
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = None
+        for config in self.configs[rank::of] or self.configs[:1]:
+            try:
+                result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+            except triton.runtime.errors.OutOfResources:
+                continue
+        return result
+
+    Autotuner.run = run
+
+
+def summary(row: Row) -> str:
+    """One line of a result."""
+    head = f"{row['kind']:8s}{row['heads']:5s} {row['shape']:10s} {row['library']:18s}"
+    if "us" not in row:
+        return f"{head} no time: {row.get('failed')}"
+    ratio = row["us"] / row["floor_us"]
+    return (
+        f"{head} {row['us']:9.2f} us {ratio:6.2f}x floor"
+        f" {row.get('over_ceiling', math.nan):5.2f}x ceiling  host {row.get('host_us', 0):6.1f}"
+        f"  {row.get('error_o', math.nan):.1e} {row.get('error_state', math.nan):.1e}"
+        f" {row.get('state', '')}"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what took part."""
+    found = {}
+    for name in ("torch", "triton", "fla-core", "flash-qla"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; returns the exit code: 1 if one of our rows has no time."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--budget-s", type=float, default=math.inf)
+    parser.add_argument("--warm", metavar="RANK/OF")
+    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda", torch.cuda.current_device())
+    listed = cases()
+    if options.warm:
+        rank, of = (int(part) for part in options.warm.split("/"))
+        shorten_autotuning(rank // len(HEADS), max(of // len(HEADS), 1))
+        heads = list(HEADS)[rank % len(HEADS)]
+        for shape in ("1x1k", "1x4k", "1x16k", "1x64k", "mixed"):
+            for row in prefill_rows(heads, shape, device, warm=True):
+                if row.get("failed"):
+                    sys.stdout.write(f"{row['library']}: {row['failed']}\n")
+        for batch in (1, 8, 32, 256):
+            list(decode_rows(heads, batch, device, warm=True))
+        return 0
+    shorten_autotuning(None, 1)
+    rows: list[Row] = []
+    start = time.monotonic()
+    skipped = []
+    for function, heads, shape in listed:
+        if time.monotonic() - start > options.budget_s:
+            skipped.append(f"{heads} {shape}")
+            continue
+        for row in function(heads, shape, device, warm=False):
+            rows.append(row)
+            sys.stdout.write(summary(row) + "\n")
+            sys.stdout.flush()
+        torch.cuda.empty_cache()
+        if options.out:
+            record = {
+                "card": torch.cuda.get_device_name(device),
+                "versions": versions(),
+                "date": options.date,
+                "command": "python -m benchmarks.kernels.compare",
+                "skipped": skipped,
+                "rows": rows,
+            }
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
+    sys.stdout.write(f"skipped for time: {skipped}\n")
+    return int(any("us" not in r for r in rows if r["library"].startswith("ours")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

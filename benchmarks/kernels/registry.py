@@ -1,0 +1,127 @@
+"""Inputs of the delta-rule comparison, declared once: every library gets the same tensors.
+
+q, k, v, gate inputs and beta logits are bf16 normals. Log decay is -exp(A_log) softplus(a +
+dt_bias) with A ~ U(1, 16) and softplus(dt_bias) log-uniform in [1e-3, 0.1], the initialisation of
+the released models; the first state is 0.1 times a normal, fp32, [V, K] with K contiguous.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+
+D = 128
+HEADS = {"0.8B": (16, 16), "next": (16, 32), "27B": (16, 48), "kimi": (32, 32)}
+"""Query/key heads and value heads of Qwen3.5-0.8B, Qwen3-Next, Qwen3.5-27B and Kimi-Linear."""
+SEQUENCES: dict[str, tuple[int, ...]] = {
+    "1x1k": (1024,),
+    "1x4k": (4096,),
+    "1x16k": (16384,),
+    "1x64k": (65536,),
+    "8x4k": (4096,) * 8,
+    "32x1k": (1024,) * 32,
+    "mixed": (8192, 4096, 4096, 2048, 2048, 1024, 1024, 1024, 777, 511, 300, 129, 64, 33, 7, 1),
+}
+DECODE_BATCHES = (1, 8, 32, 64, 128, 256, 512)
+
+
+@dataclass
+class Inputs:
+    """One layer's inputs: tokens packed in T rows, states in slots of ``pool``."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    packed: torch.Tensor
+    beta_logit: torch.Tensor
+    gate_input: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    pool: torch.Tensor
+    slots: torch.Tensor
+    lengths: tuple[int, ...]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """0 and the end of each sequence."""
+        return (0, *itertools.accumulate(self.lengths))
+
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """The same as an int64 tensor on the device."""
+        return torch.tensor(self.starts, dtype=torch.int64, device=self.q.device)
+
+    def log_decay(self) -> torch.Tensor:
+        """fp32 log decay [T, HV] or [T, HV, K]."""
+        rate = self.a_log.exp()
+        y = torch.nn.functional.softplus(self.gate_input.float() + self.dt_bias)
+        return -(rate[:, None] if y.dim() == 3 else rate) * y
+
+    def beta(self) -> torch.Tensor:
+        """fp32 beta [T, HV]."""
+        return self.beta_logit.float().sigmoid()
+
+
+def make(
+    heads: str,
+    lengths: tuple[int, ...],
+    device: torch.device,
+    seed: int,
+    pool: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    state: torch.dtype = torch.float32,
+) -> Inputs:
+    """Inputs for packed sequences; a decode batch is many sequences of one token."""
+    H, HV = HEADS[heads]
+    per_channel = heads == "kimi"
+    gen = torch.Generator(device).manual_seed(seed)
+    T, N = sum(lengths), len(lengths)
+    gate = (HV, D) if per_channel else (HV,)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(shape, generator=gen, device=device, dtype=dtype)
+
+    packed = normal(T, (2 * H + HV) * D)
+    q, k, v = (t.contiguous() for t in packed.split([H * D, H * D, HV * D], 1))
+    step = torch.rand(gate, generator=gen, device=device)
+    step = torch.exp(step * math.log(100) + math.log(1e-3))
+    if pool is None:
+        pool = (normal(N, HV, D, D, dtype=torch.float32) * 0.1).to(state)
+        slots = torch.arange(N, dtype=torch.int32, device=device)
+    assert slots is not None
+    return Inputs(
+        q.view(T, H, D),
+        k.view(T, H, D),
+        v.view(T, HV, D),
+        packed,
+        normal(T, HV),
+        normal(T, *gate),
+        torch.log(1 + 15 * torch.rand(HV, generator=gen, device=device)),
+        step + torch.log(-torch.expm1(-step)),
+        pool,
+        slots,
+        tuple(lengths),
+    )
+
+
+def prefill_floor(heads: str, lengths: tuple[int, ...]) -> tuple[int, int]:
+    """Fewest bytes and operations of one prefill call with chunks of 64 tokens."""
+    H, HV = HEADS[heads]
+    T, N, C = sum(lengths), len(lengths), 64
+    chunks = sum(math.ceil(n / C) for n in lengths)
+    gate_bytes = 2 * D + 4 if heads == "kimi" else 8
+    least_bytes = 4 * T * (H + HV) * D + T * HV * gate_bytes + 8 * N * HV * D * D
+    per_value_head = 6 * C * D * D + 4 * C * C * D + C**3 // 3
+    pairs = HV if heads == "kimi" else H
+    return least_bytes, chunks * (HV * per_value_head + pairs * 4 * C * C * D)
+
+
+def decode_bytes(heads: str, batch: int, state_bytes: int) -> tuple[int, int]:
+    """Bytes of the states alone, and of one decode call: states twice and the small tensors."""
+    H, HV = HEADS[heads]
+    states = batch * HV * D * D * state_bytes
+    small = batch * (4 * H * D + 4 * HV * D + HV * (2 * D if heads == "kimi" else 2) + 2 * HV)
+    return states, 2 * states + small
