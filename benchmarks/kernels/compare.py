@@ -91,6 +91,31 @@ def prefill_rows(heads: str, shape: str, device: torch.device, warm: bool) -> It
             yield row | timed(adapter, sets, want, bounds)
 
 
+def export_rows(heads: str, shape: str, device: torch.device, warm: bool) -> Iterator[Row]:
+    """Our prefill without and with 16 states exported on the way, and what their bytes cost."""
+    lengths, states = SEQUENCES[shape], 16
+    x = make(heads, lengths, device, 0)
+    pool = torch.empty((1 + states, *x.pool.shape[1:]), device=device)
+    pool[0] = x.pool[0]
+    x.pool = pool
+    every = lengths[0] // (states + 1) // 64 * 64
+    exports = [(0, every * (i + 1), 1 + i) for i in range(states)]
+    if warm:
+        peers.ours_prefill(x, {})
+        return
+    plain, spread = graph_us((partial(peers.ours_prefill, x, {}),))
+    with_states, _ = graph_us((partial(peers.ours_prefill, x, {}, exports=exports),))
+    row = {"kind": "export", "heads": heads, "shape": shape, "library": f"{states} states"}
+    least_bytes = states * pool[0].numel() * 4
+    yield row | {
+        "us": with_states - plain,
+        "spread": spread,
+        "prefill_us": plain,
+        "least_bytes": least_bytes,
+        "floor_us": least_bytes / COPY_BYTES_PER_US,
+    }
+
+
 def decode_rows(heads: str, batch: int, device: torch.device, warm: bool) -> Iterator[Row]:
     """One row a library for one decode batch, the ceiling first; bf16 states for ours."""
     for state in (torch.float32, torch.bfloat16):
@@ -155,6 +180,7 @@ def cases() -> list[tuple[Any, str, Any]]:
     listed: list[tuple[Any, str, Any]] = []
     for shape in SEQUENCES:
         listed += [(prefill_rows, heads, shape) for heads in HEADS]
+    listed += [(export_rows, heads, "1x16k") for heads in HEADS]
     for batch in DECODE_BATCHES:
         listed += [(decode_rows, heads, batch) for heads in HEADS]
     return listed
@@ -170,7 +196,7 @@ def shorten_autotuning(rank: int | None, of: int) -> None:
 
         def bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
             self.__dict__["do_bench"] = lambda f, quantiles: do_bench(
-                f, warmup=3, rep=15, quantiles=quantiles
+                f, warmup=1, rep=5, quantiles=quantiles
             )
             return plain(self, *args, config=config, **meta)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from benchmarks.kernels.registry import D, Inputs
+from hybridplan.kernels.common.delta_plan import Export
 from hybridplan.kernels.gated_delta.chunk import chunk_prefill as gated_prefill
 from hybridplan.kernels.gated_delta.recurrent import recurrent_step as gated_step
 from hybridplan.kernels.kimi_delta.chunk import chunk_prefill as kimi_prefill
@@ -29,13 +30,14 @@ Adapter = Callable[[Inputs, dict[str, Any]], Result]
 """An adapter may keep converted inputs in the dict, filled outside the timed region."""
 
 
-def ours_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
+def ours_prefill(x: Inputs, kept: dict[str, Any], exports: Sequence[Export] = ()) -> Result:
     """This project; writes the states of the pool it read."""
     call = kimi_prefill if x.gate_input.dim() == 3 else gated_prefill
     out = kept.setdefault("out", torch.empty_like(x.v))
     call(
         x.q, x.k, x.v, x.beta_logit, x.pool, x.slots, x.starts, gate_input=x.gate_input,
         a_log=x.a_log, dt_bias=x.dt_bias, beta_is_logit=True, out=out, trust_ids=True,
+        exports=exports,
     )  # fmt: skip
     return out, None
 
