@@ -20,6 +20,7 @@ from hybridplan.sim.totals import Totals
 
 MOST_HELD_TURNS = 100_000
 LONGEST_IDLE = 8
+LONGEST_STALL = 10_000
 
 
 class Engine(Protocol):
@@ -146,12 +147,9 @@ class Replay:
             waiting = engine.waiting
             if admitted or waiting:
                 self._totals.see(engine.running + len(finished), waiting)
-            if tokens or finished:
-                idle = 0
-            elif not engine.running:
-                idle += 1
-                if idle > LONGEST_IDLE:
-                    raise engine.blocked()
+            idle = 0 if tokens or finished else idle + 1
+            if idle > (LONGEST_STALL if engine.running else LONGEST_IDLE):
+                raise engine.blocked()
             for order, outcome in finished:
                 yield self._close(order, outcome)
         self._ended = True

@@ -16,7 +16,7 @@ from hybridplan.sim.vllm.losses import LossLedger
 from hybridplan.sim.vllm.scheduler import Step
 from hybridplan.sim.vllm.sequence import Sequence
 from hybridplan.sim.vllm.states import StateCounter
-from hybridplan.sim.vllm.types import VllmCacheConfig
+from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig
 
 MOST_PREEMPTIONS = 1000
 
@@ -61,7 +61,10 @@ class ReplayedVllm:
         self.engine = VllmEngine(
             config, accepted_drafts=accepted_drafts, reading=reading, skipping=skipping
         )
-        self.name = f"vllm {config.version}"
+        removed = any(group.kind is GroupKind.MAMBA_ALL for group in config.groups)
+        self.name = f"vllm {config.version}" + (
+            " with the removed mamba_cache_mode=all" if removed else ""
+        )
         self.reading = reading.value
         self.exact_identity = True
         self._ceiling = InfiniteCache() if attribute_losses else None
@@ -160,8 +163,15 @@ class ReplayedVllm:
         self._unmeasured = 0
 
     def blocked(self) -> RefusalError:
-        """Why the head of the queue can never start: the pool is idle and still too small."""
+        """Why nothing can be scheduled any more, with the numbers of the request in the way."""
         scheduler = self.engine.scheduler
+        if scheduler.running:
+            seq = scheduler.running[0]
+            return RefusalError(
+                f"request {seq.request.request_id} stands at {seq.computed} of {seq.num_tokens}"
+                f" tokens and no step of {self.config.max_batched_tokens} tokens can advance it;"
+                f" raise max_num_batched_tokens to at least {self.config.split_block_tokens}"
+            )
         seq = scheduler.waiting[0]
         lookup = scheduler.coordinator.lookup(seq)
         need = scheduler.needed_for_whole_prompt(seq, lookup)
