@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridplan.report.units import size
+from hybridplan.sim.advice import LEAST_GAIN
 from hybridplan.sim.result import Advice, Setup, SimulateResult, Suggestion, Use
 
-_KINDS = {
+KINDS = {
     "full": "KV",
     "mla": "MLA KV",
     "sliding": "windowed KV",
@@ -52,7 +53,7 @@ def _head(result: SimulateResult) -> Text:
     if setup.policy != "engine":
         words.append(f"policy {setup.policy}")
     trace = PurePath(result.trace.path).name
-    text.append(f"  {', '.join(words)}; {trace}, arrival {result.arrival}")
+    text.append(f"  {', '.join(words)}; {trace}")
     return text
 
 
@@ -61,21 +62,28 @@ def _set(result: SimulateResult) -> Table:
     grid = _grid()
     grid.add_row("Pool", Text(_pool(setup)))
     grid.add_row("Units", Text(_units(result)))
+    grid.add_row("Arrival", Text(result.arrival))
     return grid
 
 
 def _pool(setup: Setup) -> str:
-    block = f"{size(setup.bytes_per_block)} a block of {setup.block_tokens:,} tokens"
+    unit = "token" if setup.block_tokens == 1 else f"block of {setup.block_tokens:,} tokens"
+    block = f"{size(setup.bytes_per_block)} a {unit}"
     if setup.num_blocks is None:
         return f"unlimited (no --gpu, --kv-memory or --num-blocks given); {block}"
     total = size(setup.num_blocks * setup.bytes_per_block)
-    slots = setup.settings.get("state_slots")
-    beside = "" if slots is None else f" and {slots:,} state slots"
     source = ""
     if setup.memory is not None and setup.memory.gpu is not None:
         source = f" on {setup.memory.gpu}"
         source += ", allowances assumed" if setup.memory.how == "assumed" else ""
-    return f"{setup.num_blocks:,} blocks{beside}, {total} a rank{source}; {block}"
+    slots = setup.settings.get("state_slots")
+    if slots is None:
+        return f"{setup.num_blocks:,} blocks, {total} a rank{source}; {block}"
+    slot_bytes = setup.groups[-1].block_bytes
+    return (
+        f"{setup.num_blocks * setup.block_tokens:,} KV tokens ({total}) and {slots:,} state slots "
+        f"({size(int(slots) * slot_bytes)}) a rank{source}"
+    )
 
 
 def _units(result: SimulateResult) -> str:
@@ -147,26 +155,35 @@ def _advice(result: SimulateResult) -> list[RenderableType]:
         parts.append(Padding(_suggestions(advice), (0, 0, 0, 2)))
     else:
         parts.append(_indented(_nothing(advice, result)))
-    if advice.tried and not advice.whole_trace:
+    if advice.requests and not advice.whole_trace:
         parts.append(
             _indented(
                 f"re-run on the first {advice.requests:,} requests unless it says otherwise; "
                 "--advice full re-runs the whole trace"
             )
         )
-    parts += [_indented(f"not possible: {said}") for said in advice.refused]
+    without = _without_gain(advice)
+    if without:
+        parts.append(_indented(f"tried without gain: {without}"))
     if advice.note:
         parts.append(_indented(advice.note))
     return parts
 
 
+def _without_gain(advice: Advice) -> str:
+    return ", ".join(
+        f"{' '.join(found.flags)} ({found.base_rate:.1%} -> {found.hit_rate:.1%})"
+        for found in advice.tried
+        if found.hit_rate - found.base_rate < LEAST_GAIN
+    )
+
+
 def _nothing(advice: Advice, result: SimulateResult) -> str:
-    if not result.lost_tokens:
-        return "nothing is lost"
+    if result.lost_tokens < LEAST_GAIN * result.prompt_tokens:
+        return "next to nothing is lost, so no flag is worth setting"
     if not advice.tried:
         return "no flag answers these causes"
-    tried = ", ".join(" ".join(found.flags) for found in advice.tried)
-    return f"nothing that was tried gains 0.1 points: {tried}"
+    return "nothing that was tried gains 0.1 points"
 
 
 def _suggestions(advice: Advice) -> Table:
@@ -206,7 +223,7 @@ def _use(result: SimulateResult) -> RenderableType:
         if bounded and result.num_blocks and use.kind != "state":
             peak += f" ({use.peak_blocks / result.num_blocks:.1%})"
         table.add_row(
-            _KINDS.get(use.kind, use.kind),
+            KINDS.get(use.kind, use.kind),
             str(groups),
             str(layers),
             peak,
@@ -233,7 +250,9 @@ def _facts(result: SimulateResult) -> Table:
         line = f"{states.kept:,} kept, {states.ever_hit:,} ever hit, {states.useless:,} useless"
         line += f" ({states.useless / states.kept:.0%})"
         if states.bytes_per_state:
-            line += f"; {size(states.bytes_per_state)} each, {size(states.kept_bytes)} in all"
+            line += (
+                f"; {size(states.bytes_per_state)} each, {size(states.kept_bytes)} over the replay"
+            )
         grid.add_row("States", line)
     elif result.states is not None:
         grid.add_row("States", "none kept")
@@ -246,7 +265,7 @@ def _facts(result: SimulateResult) -> Table:
     grid.add_row(
         "Queue",
         f"at most {queue.peak_running:,} running and {queue.peak_waiting:,} waiting; "
-        f"{queue.requests_waited:,} requests waited{_waited(result)}",
+        f"{_requests(queue.requests_waited)} waited{_waited(result)}",
     )
     if queue.preemptions:
         grid.add_row(
@@ -263,11 +282,14 @@ def _facts(result: SimulateResult) -> Table:
 
 def _waited(result: SimulateResult) -> str:
     queue = result.queue
+    if queue.waited_s is not None:
+        mean = queue.waited_s / max(result.requests, 1)
+        return (
+            f"; {mean:,.2f} s from arrival to start on average; the replay ended after "
+            f"{queue.elapsed_s or 0:,.0f} s"
+        )
     if not queue.requests_waited:
         return ""
-    if queue.waited_s is not None:
-        mean = queue.waited_s / queue.requests_waited
-        return f", {mean:,.1f} s on average; the replay ended after {queue.elapsed_s or 0:,.0f} s"
     return f", {queue.waited_steps / queue.requests_waited:,.1f} steps on average"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridplan.report.canvas import drawing
+from hybridplan.report.simulate import KINDS
 from hybridplan.sim.result import SimulateResult
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _pool(axes: Axes, result: SimulateResult) -> None:
             values if known is None else [a + b for a, b in zip(known, values, strict=True)]
         )
     for kind, values in lines.items():
-        axes.plot(ends, values, label=f"{kind}, held by requests")
+        axes.plot(ends, values, label=f"{KINDS.get(kind, kind)}, held by requests")
     cached = [point.cached_blocks for point in points]
     axes.plot(ends, cached, color="#888888", linestyle="--", label="free, cached")
     if result.num_blocks is not None:

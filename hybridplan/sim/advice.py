@@ -27,6 +27,7 @@ requests it has (None: those of the trace)."""
 HEAD_WORK = 60_000
 MOST_TRIED = 8
 MOST_SHOWN = 3
+FINE_UNIT_TOKENS = 64
 _REQUEST_WORK = 20
 LEAST_GAIN = 0.001
 """Of the prompt tokens; a change that gains less is not worth a flag."""
@@ -38,12 +39,17 @@ class Head:
     """The first requests of a trace, up to a fixed amount of replay work (hash blocks, and a fixed
     share for each request)."""
 
-    def __init__(self, hash_block_tokens: int, *, whole: bool = False) -> None:
+    def __init__(self, work_tokens: int, *, whole: bool = False) -> None:
         self.requests: list[Request] = []
         self.is_whole = True
         self._whole = whole
-        self._block = hash_block_tokens
+        self._block = work_tokens
         self._work = 0
+
+    @property
+    def coarsest_unit_tokens(self) -> int:
+        """The largest unit of these requests' prefix ids."""
+        return max((request.prompt.unit_tokens for request in self.requests), default=1)
 
     def filled(self, requests: Iterable[Request]) -> Iterator[Request]:
         """The same requests, noted while they pass."""
@@ -114,7 +120,15 @@ class _Search:
         self._base: _Run | None = self._whole if head.is_whole else None
         self._stage = ""
 
+    @property
+    def _tells_units(self) -> bool:
+        """Whether the trace can tell blocks and units of different size apart."""
+        return self._summary.exact_identity or self._head.coarsest_unit_tokens <= FINE_UNIT_TOKENS
+
     def run(self) -> None:
+        lost, prompts = self._summary.lost_tokens, self._summary.prompt_tokens
+        if lost < LEAST_GAIN * prompts:
+            return
         changes = self._changes()
         for number, change in enumerate(changes, 1):
             self._stage = f"advice {number} of {len(changes)}: {' '.join(change.flags)}"
@@ -139,7 +153,9 @@ class _Search:
 
     def _changes(self) -> list[Change]:
         if isinstance(self._ask.flags, VllmFlags):
-            found = vllm_changes(self._ask, build(self._ask).setup, self._summary)
+            found = vllm_changes(
+                self._ask, build(self._ask).setup, self._summary, self._tells_units
+            )
         else:
             found = sglang_changes(self._ask, self._summary)
         return found[:MOST_TRIED]
@@ -215,7 +231,7 @@ class _Search:
                 "most of the loss is prompts that arrive while the first of their kind is still"
                 " computed: no cache flag helps, spacing or routing them does"
             )
-        if not self._summary.exact_identity:
+        if self._tried and not self._tells_units:
             return (
                 "rates here are lower bounds; the trace is too coarse to tell what another block or"
                 " --prefix-match-unit would gain"

@@ -20,7 +20,7 @@ _STATE_LOST = (
 )
 _EDGES = (LossCause.BELOW_ONE_BLOCK, LossCause.FORK_INSIDE_BLOCK)
 _FINE_UNITS = (64, 16)
-_LEAST_UNIT = 8
+_LEAST_UNIT = 16
 _SOME = 50
 """A loss below 1/50 of all is not worth a re-run."""
 
@@ -81,11 +81,11 @@ def lost_to(summary: Summary, causes: tuple[LossCause, ...]) -> bool:
     return tokens * _SOME > summary.lost_tokens
 
 
-def vllm_changes(ask: EngineAsk, setup: Setup, summary: Summary) -> list[Change]:
+def vllm_changes(ask: EngineAsk, setup: Setup, summary: Summary, tells_units: bool) -> list[Change]:
     """What to re-run for these losses, most promising first.
 
-    Where the trace's unit is coarser than the block, changes of the block or the unit are left out:
-    the lower reading would compare how well their edges fall on the trace's, not what they hit.
+    Unless ``tells_units``, changes of the block or the unit are left out: with coarse prefix ids
+    they would be compared by how well their edges fall on the trace's, not by what they hit.
     """
     flags = ask.flags
     assert isinstance(flags, VllmFlags)
@@ -97,9 +97,9 @@ def vllm_changes(ask: EngineAsk, setup: Setup, summary: Summary) -> list[Change]
             summary, (LossCause.OUT_OF_WINDOW, LossCause.NOT_RETAINED)
         ):
             found += _retention(setup, flags, bool(summary.use.evictions))
-        if setup.has_states and summary.exact_identity:
+        if setup.has_states and tells_units:
             found += _units(setup)
-    if lost_to(summary, _EDGES) and summary.exact_identity:
+    if lost_to(summary, _EDGES) and tells_units:
         found += _smaller_blocks(ask, setup, flags)
     if summary.use.evictions and lost_to(summary, (LossCause.EVICTED, LossCause.PREEMPTED)):
         found += _memory(ask, setup)
@@ -170,14 +170,16 @@ def _retention(setup: Setup, flags: VllmFlags, evicts: bool) -> list[Change]:
 
 def _units(setup: Setup) -> list[Change]:
     found: dict[int, Change] = {}
+    blocks = [group.block_tokens for group in setup.groups if group.kind != "ring"]
     for wanted in _FINE_UNITS:
-        unit = max(
+        fits = [
             size
-            for size in range(1, wanted + 1)
-            if all(group.block_tokens % size == 0 for group in setup.groups)
-        )
-        if not _LEAST_UNIT <= unit < setup.hit_alignment_tokens:
+            for size in range(_LEAST_UNIT, wanted + 1, _LEAST_UNIT)
+            if all(block % size == 0 for block in blocks)
+        ]
+        if not fits or fits[-1] >= setup.hit_alignment_tokens:
             continue
+        unit = fits[-1]
         found[unit] = Change(
             "unit",
             (f"--prefix-match-unit {unit}",),

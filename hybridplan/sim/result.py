@@ -48,6 +48,11 @@ class Setup:
     assumptions: tuple[str, ...] = ()
 
     @property
+    def work_tokens(self) -> int:
+        """Tokens a replay handles in one go: a hash block, or SGLang's grid of states."""
+        return self.hit_alignment_tokens if self.block_tokens == 1 else self.hash_block_tokens
+
+    @property
     def has_states(self) -> bool:
         """Whether any group holds recurrent states."""
         return any(group.kind.startswith(("mamba", "state")) for group in self.groups)

@@ -101,7 +101,7 @@ class _Main:
         self._watch = watch
         self.last: Progress | None = None
         self.refused: dict[str, Refused] = {}
-        self.head = Head(built.setup.hash_block_tokens, whole=ask.advice == "full")
+        self.head = Head(built.setup.work_tokens, whole=ask.advice == "full")
         engine = built.engine(events=events)
         self.timeline = Timeline(engine)
         stream: Iterable[Request] = self.requests()
@@ -146,6 +146,13 @@ class _Main:
 def _requests(ask: SimulateAsk) -> Iterable[Request]:
     stream = ask.trace.requests()
     info = ask.trace.info
+    if ask.session_gap_s is not None and (
+        not isinstance(ask.arrival, Timed) or info.clock_scope.value != "session"
+    ):
+        raise InputError(
+            "--session-gap places sessions that each have a clock of their own, for timed arrival;"
+            " drop it"
+        )
     if not isinstance(ask.arrival, Timed):
         return stream
     if not info.has_clock:

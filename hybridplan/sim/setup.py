@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
+from hybridplan.ledger.caches import model_caches
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk, pool_memory
 from hybridplan.ledger.planning.result import Memory
@@ -25,7 +26,7 @@ from hybridplan.sim.sglang.replayed import ReplayedSglang
 from hybridplan.sim.vllm.from_plan import cache_config
 from hybridplan.sim.vllm.keys import Reading
 from hybridplan.sim.vllm.replayed import ReplayedVllm
-from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig
+from hybridplan.sim.vllm.types import VERSIONS, GroupKind, VllmCacheConfig
 
 UNLIMITED_BLOCKS = 1 << 40
 _UNLIMITED_BYTES = 1 << 60
@@ -105,6 +106,12 @@ def _vllm(ask: EngineAsk, flags: VllmFlags) -> Built:
     if flags.num_blocks is not None and flags.num_blocks < 2:
         raise InputError(
             f"--num-blocks {flags.num_blocks} leaves nothing beside the null block; give 2 or more"
+        )
+    if not 0 <= flags.watermark < 1:
+        raise InputError(f"--watermark {flags.watermark:g} must be at least 0 and below 1")
+    if ask.deployment.version not in ("", *VERSIONS):
+        raise InputError(
+            f"vLLM {ask.deployment.version} has no replay; replayed are {', '.join(VERSIONS)}"
         )
     if flags.policy not in POLICIES:
         raise InputError(f"policy {flags.policy!r} is not known; use {' or '.join(POLICIES)}")
@@ -272,7 +279,7 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
         )
     if ask.deployment.drafts:
         assumptions.append("drafts change the pools' sizes here, not the steps")
-    layers = len(ask.spec.layers)
+    layers = model_caches(ask.spec, ask.deployment)
     setup = Setup(
         model=ask.spec.name,
         deployment=ask.deployment,
@@ -285,8 +292,13 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
         hash_block_tokens=page,
         hit_alignment_tokens=config.checkpoint_grid,
         groups=(
-            PoolGroup("full", layers, page, plan.kv_bytes_per_token * page),
-            PoolGroup("state", layers, 1, plan.slot_bytes),
+            PoolGroup(
+                "full",
+                sum(bool(layer.tokens) for layer in layers),
+                page,
+                plan.kv_bytes_per_token * page,
+            ),
+            PoolGroup("state", sum(bool(layer.states) for layer in layers), 1, plan.slot_bytes),
         ),
         settings={
             "strategy": plan.strategy,

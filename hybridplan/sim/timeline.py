@@ -8,7 +8,7 @@ from hybridplan.sim.outcome import EngineUse
 from hybridplan.sim.replay import Engine, Progress
 from hybridplan.sim.result import Point
 
-MOST_POINTS = 200
+MOST_POINTS = 100
 
 
 @dataclass(frozen=True, slots=True)
