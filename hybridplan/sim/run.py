@@ -113,7 +113,8 @@ class _Main:
 
     def requests(self) -> Iterator[Request]:
         """The trace from its start, on one clock."""
-        return iter(_requests(self._ask))
+        ask = self._ask
+        return iter(clocked_requests(ask.trace, ask.arrival, ask.session_gap_s))
 
     def run(self) -> bool:
         """False when Ctrl-C ended it."""
@@ -143,17 +144,23 @@ class _Main:
             self.refused[kind] = Refused(known.reason, known.requests + 1, known.first)
 
 
-def _requests(ask: SimulateAsk) -> Iterable[Request]:
-    stream = ask.trace.requests()
-    info = ask.trace.info
-    if ask.session_gap_s is not None and (
-        not isinstance(ask.arrival, Timed) or info.clock_scope.value != "session"
+def clocked_requests(
+    trace: Trace, arrival: Arrival, session_gap_s: float | None
+) -> Iterable[Request]:
+    """The trace from its start, on the clock ``arrival`` needs.
+
+    Raises InputError where the trace has no such clock, or the gap has nothing to place.
+    """
+    stream = trace.requests()
+    info = trace.info
+    if session_gap_s is not None and (
+        not isinstance(arrival, Timed) or info.clock_scope.value != "session"
     ):
         raise InputError(
             "--session-gap places sessions that each have a clock of their own, for timed arrival;"
             " drop it"
         )
-    if not isinstance(ask.arrival, Timed):
+    if not isinstance(arrival, Timed):
         return stream
     if not info.has_clock:
         raise InputError(
@@ -162,12 +169,12 @@ def _requests(ask: SimulateAsk) -> Iterable[Request]:
         )
     if info.clock_scope.value != "session":
         return stream
-    if ask.session_gap_s is None:
+    if session_gap_s is None:
         raise InputError(
             f"every session of {info.path} has its own clock, so timed arrival needs to know how"
             " far apart sessions start: --session-gap SECONDS (0: all at once), or use closed:N"
         )
-    return place_sessions(stream, ask.session_gap_s)
+    return place_sessions(stream, session_gap_s)
 
 
 def _upper(ask: SimulateAsk, built: Built, watch: Watch | None) -> Summary | None:
@@ -178,7 +185,8 @@ def _upper(ask: SimulateAsk, built: Built, watch: Watch | None) -> Summary | Non
             watch("upper bound", progress, None)
 
     engine = built.engine(Reading.UPPER, losses=False)
-    replay = Replay(_requests(ask), engine, arrival=ask.arrival, progress=see, progress_every=1)
+    requests = clocked_requests(ask.trace, ask.arrival, ask.session_gap_s)
+    replay = Replay(requests, engine, arrival=ask.arrival, progress=see, progress_every=1)
     try:
         for _ in replay:
             pass
