@@ -112,9 +112,10 @@ class LossLedger:
 
     def _pending_cause(self, index: int, key: Key) -> LossCause:
         """Never published: its first owner is on its way, or was sent back to the queue."""
-        for other in self._scheduler.waiting:
-            if other.preemptions and index < len(other.keys) and other.keys[index] == key:
-                return LossCause.PREEMPTED
+        for queue in (self._scheduler.running, self._scheduler.waiting):
+            for other in queue:
+                if other.preemptions and index < len(other.keys) and other.keys[index] == key:
+                    return LossCause.PREEMPTED
         return LossCause.NOT_COMPUTED_YET
 
     def _missing_state(self, seq: Sequence, position: int) -> LossCause:

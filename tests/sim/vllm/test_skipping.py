@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridplan.errors import RefusalError
 from hybridplan.sim.arrival import Arrival, Closed, Timed
 from hybridplan.sim.events import Event
-from hybridplan.sim.outcome import RequestOutcome, Summary
+from hybridplan.sim.outcome import LossCause, RequestOutcome, Summary
 from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Request
 from hybridplan.sim.vllm import invariants
@@ -84,6 +85,21 @@ def test_causes_sum_to_the_loss_and_bounds_are_ordered(seed: int) -> None:
         assert outcome.ceiling_tokens is not None
         invariants.check_outcome(outcome)
     assert summary.lost_tokens == (summary.ceiling_tokens or 0) - summary.hit_tokens
+
+
+@pytest.mark.parametrize(
+    "cause, seed",
+    [
+        (LossCause.PREEMPTED, 3081),
+        (LossCause.DECODE_STATE, 3182),
+        (LossCause.OVERWRITTEN, 3416),
+        (LossCause.OUT_OF_WINDOW, 3812),
+    ],
+    ids=lambda value: value.value if isinstance(value, LossCause) else "",
+)
+def test_rare_cause_is_reached_by_a_random_trace(cause: LossCause, seed: int) -> None:
+    _, _, summary, _ = _run(seed, skipping=True, drafts=True)
+    assert cause in dict(summary.lost)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
