@@ -24,7 +24,7 @@ Watch = Callable[[str, Progress, int | None], None]
 """Told the stage ("replay", "upper bound", "advice 2 of 6: --flag"), where it is, and how many
 requests it has (None: those of the trace)."""
 
-HEAD_WORK = 60_000
+HEAD_WORK = 40_000
 MOST_TRIED = 8
 MOST_SHOWN = 3
 FINE_UNIT_TOKENS = 64
