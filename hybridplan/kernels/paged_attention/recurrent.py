@@ -192,7 +192,8 @@ def choose_tile(
     most = max(1, max_context_tokens // 256)
     splits = max(1, min(resident // max(groups, 1), most))
     if latent_rows > 32:
-        return Tile(64, splits, 8, 2)
+        # 64 tokens of a latent cache need more shared memory than capability 8 has
+        return Tile(64 if launch.has_tma(device) else 32, splits, 8, 2)
     if latent_rows or groups * splits <= resident:
         return Tile(32, splits, 4, 3)
     return Tile(64, splits, 4, 2)
