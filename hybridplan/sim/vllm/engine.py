@@ -11,7 +11,6 @@ from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from hybridplan.sim.request import Request
-from hybridplan.sim.vllm.coordinator import Lookup
 from hybridplan.sim.vllm.keys import Reading
 from hybridplan.sim.vllm.scheduler import Scheduler, Step
 from hybridplan.sim.vllm.sequence import Sequence
@@ -19,9 +18,7 @@ from hybridplan.sim.vllm.types import VllmCacheConfig
 
 
 class EngineObserver(Protocol):
-    """Told of scheduling events, after the pool has changed."""
-
-    def admitted(self, step: int, seq: Sequence, lookup: Lookup) -> None: ...
+    """Told of each step after the pool has changed for it, and of requests that ended."""
 
     def scheduled(self, step: int, plan: Step) -> None: ...
 
@@ -101,8 +98,6 @@ class VllmEngine:
             self._announce_finished = False
             self._execute(plan)
             for observer in self.observers:
-                for seq, lookup in plan.admitted:
-                    observer.admitted(self.step_index, seq, lookup)
                 observer.scheduled(self.step_index, plan)
         if self.config.async_depth == 1:
             if plan is not None:

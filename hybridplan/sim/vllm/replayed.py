@@ -226,9 +226,6 @@ class ReplayedVllm:
                 if found:
                     self._emit("hit", seq.request.request_id, group, found, lookup.hit_tokens)
 
-    def admitted(self, step: int, seq: Sequence, lookup: Lookup) -> None:
-        """Nothing left to do: ``starting`` saw it first."""
-
     def scheduled(self, step: int, plan: Step) -> None:
         for seq in plan.preempted:
             if seq.preemptions > MOST_PREEMPTIONS:

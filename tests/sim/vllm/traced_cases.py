@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hybridplan.sim.request import Prompt, Request
-from hybridplan.sim.vllm.coordinator import Lookup
 from hybridplan.sim.vllm.engine import VllmEngine
 from hybridplan.sim.vllm.keys import Key
 from hybridplan.sim.vllm.scheduler import Step
@@ -196,19 +195,18 @@ class _Recorder:
         for group, key in keys:
             self.published(target, group, key, 0)
 
-    def admitted(self, step: int, seq: Sequence, lookup: Lookup) -> None:
-        self.requests[seq.request.request_id]["admissions"].append(
-            {
-                "step": step,
-                "hit_tokens": lookup.hit_tokens,
-                "shared_prefix_boundary": lookup.junction_tokens,
-                "hit_blocks": [list(b) for b in self.hits[seq.request.request_id]],
-            }
-        )
-
     def scheduled(self, step: int, plan: Step) -> None:
         at = self.step
         at["scheduled"] = {}
+        for seq, lookup in plan.admitted:
+            self.requests[seq.request.request_id]["admissions"].append(
+                {
+                    "step": step,
+                    "hit_tokens": lookup.hit_tokens,
+                    "shared_prefix_boundary": lookup.junction_tokens,
+                    "hit_blocks": [list(blocks) for blocks in lookup.blocks],
+                }
+            )
         for part in plan.parts:
             rid = part.seq.request.request_id
             end = part.start + part.tokens
@@ -238,15 +236,6 @@ def replay_case(case: dict[str, Any], config: VllmCacheConfig, check: Any = None
     """Drive a case as the oracle drove vLLM; ``check(engine)`` runs after every step."""
     engine = VllmEngine(config, accepted_drafts=accepted_drafts(case), skipping=False)
     recorder = _Recorder(engine)
-    recorder.hits = hits = {}
-    lookup = engine.scheduler.coordinator.lookup
-
-    def remember(seq: Sequence) -> Lookup:
-        found = lookup(seq)
-        hits[seq.request.request_id] = [list(b) for b in found.blocks]
-        return found
-
-    engine.scheduler.coordinator.lookup = remember  # type: ignore[method-assign]
     requests = {r.request_id: r for r in requests_of(case)}
     waiting: list[tuple[dict[str, Any], set[str]]] = []
     previous = None
