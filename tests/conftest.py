@@ -17,6 +17,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "module picks up the files whose content it understands",
     )
     parser.addoption(
+        "--cases",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="reproduce this list of logged cases (the form of tests/golden/cases.json) instead of "
+        "the committed one",
+    )
+    parser.addoption(
         "--configs",
         type=Path,
         default=None,

@@ -10,12 +10,16 @@ import typer
 
 from hybridplan.cli.common import JsonFlag, print_json, print_report
 from hybridplan.errors import InputError
+from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.logs.explain import explain_log
 from hybridplan.ledger.logs.lines import Value
+from hybridplan.ledger.planning.ask import generation_of
 
 _FILE = typer.Argument(help="A log file, or - for standard input.")
 _MODEL = typer.Option("--model", help="Model, where the log does not name it.")
 _CACHING = typer.Option("--prefix-caching/--no-prefix-caching", help="As the server was started.")
+_GPU = typer.Option("--gpu", help="Card the log came from; it decides kernel blocks.")
+_BLOCK = typer.Option("--block-size", help="As the server was started.")
 _LENGTH = typer.Option("--max-model-len", help="As the server was started.")
 
 
@@ -33,6 +37,8 @@ def _explain(
     drafts: Annotated[int | None, typer.Option("--drafts", help="Speculative tokens.")] = None,
     prefix_caching: Annotated[bool | None, _CACHING] = None,
     max_model_len: Annotated[int | None, _LENGTH] = None,
+    block_size: Annotated[int | None, _BLOCK] = None,
+    gpu: Annotated[str | None, _GPU] = None,
     json: JsonFlag = False,
 ) -> int:
     stated: dict[str, Value | None] = {
@@ -42,6 +48,8 @@ def _explain(
         "drafts": drafts,
         "prefix_caching": None if prefix_caching is None else str(prefix_caching),
         "max_model_len": max_model_len,
+        "block_size": block_size,
+        "generation": None if gpu is None else generation_of(find_gpu(gpu)),
     }
     settings = {key: value for key, value in stated.items() if value is not None}
     report = explain_log(_lines(file), file, model=model, settings=settings)

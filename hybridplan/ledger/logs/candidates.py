@@ -15,11 +15,12 @@ from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import HybridplanError
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.logs.lines import Value
-from hybridplan.ledger.vllm.options import VllmOptions
+from hybridplan.ledger.vllm.options import GENERATIONS, Generation, VllmOptions
 from hybridplan.ledger.vllm.plan import PoolPlan, plan_vllm
 
 MOST_DRAFTS = 8
 _AMPLE_BYTES = 1 << 46
+_GENERATION: Generation = "sm90"
 _GDN_KERNELS: dict[str, tuple[Literal["auto", "triton"], ...]] = {
     "0.33": ("auto", "triton"),
     "0.32": ("auto",),
@@ -37,6 +38,7 @@ class Candidate:
     state_dtype: str | None
     drafts: int
     prefix_caching: bool
+    gdn_prefill: str
     pool: PoolPlan
 
     @property
@@ -56,16 +58,17 @@ def rule_order(version: str, *, two_lines: bool = False) -> tuple[str, ...]:
     """Rule sets to try for a logged version, likeliest first.
 
     ``two_lines``: tokens and concurrency stand in lines of their own, as releases before 0.30 did.
+    A version that counts commits only ("0.1.dev20073") leaves all of them open.
     """
     numbers = [part for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
     if len(numbers) == 2 and numbers[0] == "0" and version.count(".") >= 1:
         minor = int(numbers[1])
         if minor >= 33:
-            return ("0.33", "0.32", "older")
-        if minor > 20:
-            return ("0.32", "older", "0.33")
+            return ("0.33",)
+        if minor == 32:
+            return ("0.32", "0.33")
         if minor > 1:
-            return ("older", "0.32", "0.33")
+            return ("older", "0.32")
     return ("older", "0.32", "0.33") if two_lines else ("0.33", "0.32", "older")
 
 
@@ -117,7 +120,9 @@ def _candidates(
         caching = (stated["prefix_caching"] == "True",)
     tps = (int(stated["tp"]),) if "tp" in stated else (1, 2, 4, 8)
     length = max_model_len if max_model_len is not None else stated.get("max_model_len")
-    block = stated.get("block_size")
+    block, smallest = stated.get("block_size"), stated.get("kernel_block_tokens")
+    named = stated.get("generation")
+    generation = next((one for one in GENERATIONS if one == named), _GENERATION)
     gdn = any(mixer.kind == "gdn" for layer in spec.layers for mixer in layer.mixers)
     kernels = [(rule, kernel) for rule in rules for kernel in _GDN_KERNELS[rule][: 2 if gdn else 1]]
     for (draft, state, kv), tp, cached, (rule, kernel) in product(grid, tps, caching, kernels):
@@ -131,6 +136,8 @@ def _candidates(
                 drafts=int(draft or 0),
             )
             options = VllmOptions(
+                generation=generation,
+                kernel_block_tokens=None if smallest is None else int(smallest),
                 max_model_len=None if length is None else int(length),
                 prefix_caching=cached,
                 gdn_prefill=kernel,
@@ -140,7 +147,14 @@ def _candidates(
         except HybridplanError:
             continue
         yield Candidate(
-            rule, tp, deployment.kv_dtype, deployment.state_dtype, deployment.drafts, cached, pool
+            rule,
+            tp,
+            deployment.kv_dtype,
+            deployment.state_dtype,
+            deployment.drafts,
+            cached,
+            kernel,
+            pool,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridplan.config.spec import ModelSpec
 from hybridplan.ledger.logs.candidates import Candidate, rule_order, searches
@@ -71,6 +71,8 @@ def explain(
     stated = {**stated_values(facts), **given}
     version = version_of(facts)
     capacity = logged_capacity(facts)
+    if capacity.max_model_len is None:
+        capacity = replace(capacity, max_model_len=_int(stated.get("max_model_len")))
     best, alternatives = _best(facts, spec, stated, version, capacity)
     lines = tuple(_line(fact, best, capacity) for fact in facts if fact.kind in _MEANINGS)
     notes = [said] if said else []
@@ -184,6 +186,8 @@ def _settings(best: _Match | None, stated: dict[str, Value]) -> tuple[Setting, .
         "drafts": str(found.drafts),
         "prefix_caching": str(found.prefix_caching),
     }
+    if found.rules == "0.33" and found.pool.gdn_kernel is not None:
+        shown["gdn_prefill"] = found.gdn_prefill
     for name, value in shown.items():
         if name in stated and str(stated[name]) not in ("auto", "None"):
             continue

@@ -89,9 +89,15 @@ class VllmAsk:
         )
 
 
+def generation_of(gpu: Gpu) -> Generation | None:
+    """What picks attention backends on a card; None for one that runs Triton's."""
+    return _GENERATIONS.get(gpu.arch)
+
+
 def _for_card(options: VllmOptions, gpu: Gpu) -> VllmOptions:
-    if gpu.arch in _GENERATIONS:
-        return replace(options, generation=_GENERATIONS[gpu.arch])
+    generation = generation_of(gpu)
+    if generation is not None:
+        return replace(options, generation=generation)
     backend = options.attention_backend or "TRITON_ATTN"
     return replace(options, attention_backend=backend, gdn_prefill="triton")
 

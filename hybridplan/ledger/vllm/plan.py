@@ -105,8 +105,14 @@ class PoolPlan:
         return sum(self.request_blocks(tokens)) * self.bytes_per_block
 
     def longest_request(self, limit_tokens: int) -> int:
-        """The longest single request, up to ``limit_tokens``, that fits beside the null block."""
-        return pool.longest_that_fits(self.groups, self.limits, self.usable_blocks, limit_tokens)
+        """The longest single request, up to ``limit_tokens``, that vLLM says would fit.
+
+        Beside the null block, but for releases that forgot it.
+        """
+        free = self.usable_blocks
+        if not rules_of(self.version).reserves_null_block:
+            free = self.num_blocks
+        return pool.longest_that_fits(self.groups, self.limits, free, limit_tokens)
 
     def padding_bytes(self) -> tuple[int, ...]:
         """Bytes of one block that hold nothing, per group: padded pages, empty slots, alignment."""
