@@ -52,6 +52,10 @@ _PAGE = typer.Option("--page-size", help="SGLang: tokens of a KV page.")
 _BOUNDS = typer.Option(
     "--bounds/--no-bounds", help="Replay again for the upper bound where the trace is coarse."
 )
+_CAUSES = typer.Option(
+    "--causes/--no-causes",
+    help="Without: no ceiling, causes or advice; memory bounded by the pool.",
+)
 _ADVICE = typer.Option("--advice", help="auto, full (re-run the whole trace) or off.")
 _PER_REQUEST = typer.Option("--per-request", help="Write outcomes to a .csv, .jsonl or .parquet.")
 _EVENTS = typer.Option("--events", help="Write allocations, hits and evictions to a .jsonl.")
@@ -77,6 +81,7 @@ def _simulate(
     limit: trace_flag.Limit = None,
     advice: Annotated[str, _ADVICE] = "auto",
     bounds: Annotated[bool, _BOUNDS] = True,
+    causes: Annotated[bool, _CAUSES] = True,
     per_request: Annotated[Path | None, _PER_REQUEST] = None,
     events: Annotated[Path | None, _EVENTS] = None,
     plot: Annotated[Path | None, _PLOT] = None,
@@ -162,6 +167,7 @@ def _simulate(
         arrival=arrives,
         session_gap_s=session_gap,
         bounds=bounds,
+        causes=causes,
         advice=advice,  # type: ignore[arg-type]
     )
     with ExitStack() as stack:

@@ -100,6 +100,12 @@ def _units(result: SimulateResult) -> str:
 def _hits(result: SimulateResult) -> Table:
     hits = result.hits
     grid = _grid()
+    if result.trace.unit_tokens is None:
+        unknown = "unknown: the trace has no prefix ids, so nothing tells which prompts start alike"
+        grid.add_row("Usable hit", Text(unknown, style="bold"))
+        prompts = f"{result.prompt_tokens:,} prompt tokens of {_requests(result.requests)}"
+        grid.add_row("", f"all {prompts} count as new")
+        return grid
     usable = f"{hits.usable_rate:.1%}: {hits.usable_tokens:,} of {result.prompt_tokens:,} prompt "
     usable += f"tokens, in {result.requests_hit:,} of {result.requests:,} requests"
     grid.add_row("Usable hit", Text(usable, style="bold"))
@@ -113,7 +119,9 @@ def _hits(result: SimulateResult) -> Table:
             "Ceiling", f"{hits.ceiling_rate:.1%}: {hits.ceiling_tokens:,}, an infinite cache{at}"
         )
         if not hits.ceiling_tokens:
-            grid.add_row("", _no_reuse(result))
+            grid.add_row("", "no two prompts of the trace start alike")
+    else:
+        grid.add_row("Ceiling", "not followed (--no-causes)")
     return grid
 
 
@@ -121,12 +129,6 @@ def _without_states(result: SimulateResult) -> str:
     if result.states is None:
         return ""
     return ", had no state been needed"
-
-
-def _no_reuse(result: SimulateResult) -> str:
-    if result.trace.unit_tokens is None:
-        return "the trace has no prefix ids, so nothing tells which prompts start alike"
-    return "no two prompts of the trace start alike"
 
 
 def _bounds(result: SimulateResult) -> str:

@@ -44,7 +44,8 @@ class SimulateAsk:
 
     ``session_gap_s`` places sessions that each have a clock of their own on the common one of timed
     arrival, ``bounds`` asks for the upper reading where the trace cannot tell, ``advice`` "auto"
-    re-runs a head of long traces and "full" always the whole.
+    re-runs a head of long traces and "full" always the whole. ``causes`` False leaves out ceiling,
+    causes and advice, whose memory grows with the trace's distinct content.
     """
 
     engine: EngineAsk
@@ -53,6 +54,7 @@ class SimulateAsk:
     session_gap_s: float | None = None
     bounds: bool = True
     advice: AdviceMode = "auto"
+    causes: bool = True
 
 
 def run(
@@ -102,10 +104,10 @@ class _Main:
         self.last: Progress | None = None
         self.refused: dict[str, Refused] = {}
         self.head = Head(built.setup.work_tokens, whole=ask.advice == "full")
-        engine = built.engine(events=events)
+        engine = built.engine(losses=ask.causes, events=events)
         self.timeline = Timeline(engine)
         stream: Iterable[Request] = self.requests()
-        if ask.advice != "off":
+        if ask.advice != "off" and ask.causes:
             stream = self.head.filled(stream)
         self.replay = Replay(
             stream, engine, arrival=ask.arrival, progress=self._see, progress_every=1
@@ -212,6 +214,8 @@ def _result(
     if isinstance(ask.arrival, Timed) and ask.session_gap_s is not None:
         assumptions.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
     assumptions += [said for said in summary.assumptions if not said.startswith("arrival ")]
+    if ask.trace.info.unit_tokens is None:
+        assumptions.append("the trace has no prefix ids, so every prompt counts as new")
     states = None
     if setup.has_states:
         states = States(

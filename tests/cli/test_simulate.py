@@ -115,6 +115,24 @@ def test_pure_attention_reaches_the_ceiling(capsys: pytest.CaptureFixture[str]) 
     assert hits["exact"]
 
 
+def test_lengths_alone_have_no_hit_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = str(DATA / "azure_llm_2023_conv.csv.gz")
+    out = screen(capsys, "--trace", lengths, "--limit", "50", "--arrival", "timed")
+    assert "unknown: the trace has no prefix ids" in out
+    assert "0.0%" not in out
+    assert "every prompt counts as new" in out
+
+
+def test_without_causes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "--trace", SESSIONS, "--no-causes")
+    with_causes = answer(capsys, "--trace", SESSIONS)
+    assert found["hits"]["usable_tokens"] == with_causes["hits"]["usable_tokens"]
+    assert found["hits"]["ceiling_tokens"] is None
+    assert found["losses"] == []
+    assert found["advice"] is None
+    assert "not followed" in screen(capsys, "--trace", SESSIONS, "--no-causes")
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_outcomes_of_every_request(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str
