@@ -65,14 +65,11 @@ def reference(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 def checked(
     adapter: peers.Adapter, x: Inputs, kept: dict[str, Any], want: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[float, float]:
-    """Errors of one call; the pool is put back afterwards."""
-    before = x.pool.clone()
+    """Errors of one call, from the states that ``want`` starts from."""
     o, s = adapter(x, kept)
     torch.cuda.synchronize()
     state = x.pool[x.slots.long()] if s is None else s
-    errors = relative_error(o, want[0]), relative_error(state, want[1])
-    x.pool.copy_(before)
-    return errors
+    return relative_error(o, want[0]), relative_error(state, want[1])
 
 
 def prefill_rows(heads: str, shape: str, device: torch.device, warm: bool) -> Iterator[Row]:
@@ -83,11 +80,13 @@ def prefill_rows(heads: str, shape: str, device: torch.device, warm: bool) -> It
     count = 1 if warm else input_sets(least_bytes, 8)
     sets = [make(heads, lengths, device, seed) for seed in range(count)]
     want = None if warm else reference(sets[0])
+    start = sets[0].pool.clone()
     bounds = BOUNDS["prefill kimi" if heads == "kimi" else "prefill"]
     for name, (per_channel, adapter) in peers.PREFILL.items():
         if per_channel == (heads == "kimi"):
             row = {"kind": "prefill", "heads": heads, "shape": shape, "library": name}
             row |= {"least_bytes": least_bytes, "least_flop": flop, "floor_us": floor_us}
+            sets[0].pool.copy_(start)
             yield row | timed(adapter, sets, want, bounds)
 
 
@@ -132,18 +131,24 @@ def decode_rows(heads: str, batch: int, device: torch.device, warm: bool) -> Ite
             for seed in range(count)
         ]  # fmt: skip
         want = None if warm else reference(sets[0])
+        start = first.pool.clone()
         base = {"kind": "decode", "heads": heads, "shape": f"batch {batch}"}
         base |= {"state": str(state).removeprefix("torch."), "least_bytes": total}
         base["floor_us"] = total / COPY_BYTES_PER_US
         limit = None
         if warm:
-            peers.ceiling(sets[0])
+            for tile in peers.CEILING_TILES:
+                peers.ceiling(sets[0], *tile)
         else:
-            limit, spread = graph_us(tuple(partial(peers.ceiling, x) for x in sets))
+            limit, spread = min(
+                graph_us(tuple(partial(peers.ceiling, x, *tile) for x in sets))
+                for tile in peers.CEILING_TILES
+            )
             yield base | {"library": "read-modify-write", "us": limit, "spread": spread}
         bounds = BOUNDS["decode"] if width == 4 else (3e-3, 3e-3)
         for name, (serves, adapter) in peers.DECODE.items():
             if (heads == "kimi") in serves and (width == 4 or name == "ours"):
+                first.pool.copy_(start)
                 row = base | {"library": name} | timed(adapter, sets, want, bounds)
                 if limit and row.get("us"):
                     row["over_ceiling"] = row["us"] / limit
@@ -175,13 +180,13 @@ def timed(
         return {"failed": f"{type(problem).__name__}: {problem}"[:300]}
 
 
-def cases() -> list[tuple[Any, str, Any]]:
-    """(rows function, heads, shape), what matters most first."""
+def cases(shapes: list[str], batches: list[int]) -> list[tuple[Any, str, Any]]:
+    """(rows function, heads, shape) of a run."""
     listed: list[tuple[Any, str, Any]] = []
-    for shape in SEQUENCES:
+    for shape in shapes:
         listed += [(prefill_rows, heads, shape) for heads in HEADS]
     listed += [(export_rows, heads, "1x16k") for heads in HEADS]
-    for batch in DECODE_BATCHES:
+    for batch in batches:
         listed += [(decode_rows, heads, batch) for heads in HEADS]
     return listed
 
@@ -246,19 +251,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--budget-s", type=float, default=math.inf)
     parser.add_argument("--warm", metavar="RANK/OF")
+    parser.add_argument("--shapes", nargs="+", choices=SEQUENCES, default=list(SEQUENCES))
+    parser.add_argument("--batches", nargs="+", type=int, default=list(DECODE_BATCHES))
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     options = parser.parse_args(arguments)
     device = torch.device("cuda", torch.cuda.current_device())
-    listed = cases()
+    listed = cases(options.shapes, options.batches)
     if options.warm:
         rank, of = (int(part) for part in options.warm.split("/"))
         shorten_autotuning(rank // len(HEADS), max(of // len(HEADS), 1))
         heads = list(HEADS)[rank % len(HEADS)]
-        for shape in ("1x1k", "1x4k", "1x16k", "1x64k", "mixed"):
+        for shape in options.shapes:
             for row in prefill_rows(heads, shape, device, warm=True):
                 if row.get("failed"):
                     sys.stdout.write(f"{row['library']}: {row['failed']}\n")
-        for batch in (1, 8, 32, 256):
+        for batch in options.batches:
             list(decode_rows(heads, batch, device, warm=True))
         return 0
     shorten_autotuning(None, 1)
@@ -279,7 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "card": torch.cuda.get_device_name(device),
                 "versions": versions(),
                 "date": options.date,
-                "command": "python -m benchmarks.kernels.compare",
+                "command": " ".join(["python -m benchmarks.kernels.compare", *sys.argv[1:]]),
                 "skipped": skipped,
                 "rows": rows,
             }
