@@ -183,11 +183,11 @@ def timed(
 def cases(shapes: list[str], batches: list[int]) -> list[tuple[Any, str, Any]]:
     """(rows function, heads, shape) of a run."""
     listed: list[tuple[Any, str, Any]] = []
+    for batch in batches:
+        listed += [(decode_rows, heads, batch) for heads in HEADS]
     for shape in shapes:
         listed += [(prefill_rows, heads, shape) for heads in HEADS]
     listed += [(export_rows, heads, "1x16k") for heads in HEADS]
-    for batch in batches:
-        listed += [(decode_rows, heads, batch) for heads in HEADS]
     return listed
 
 
