@@ -11,8 +11,12 @@ from hybridplan.cli.common import print_json
 from hybridplan.errors import InputError
 
 _RESULTS = {
+    "explain-log": ("hybridplan.ledger.logs.result", ("LogReport",)),
+    "fit": ("hybridplan.ledger.planning.result", ("FitResult",)),
+    "compare": ("hybridplan.sim.compare", ("CompareResult",)),
     "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison")),
     "models": ("hybridplan.ledger.catalogue", ("Catalogue",)),
+    "plan": ("hybridplan.ledger.planning.result", ("VllmResult", "SglangResult")),
     "simulate": ("hybridplan.sim.result", ("SimulateResult",)),
     "trace": ("hybridplan.sim.traces.summary", ("TraceSummary",)),
 }
