@@ -29,6 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hybridplan.cli.simulate",
         "Replay a request trace through the engine's prefix cache.",
     ),
+    "compare": (
+        "hybridplan.cli.compare",
+        "Every cache policy on one trace at one memory, and the bounds.",
+    ),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
 }
 

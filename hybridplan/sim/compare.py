@@ -1,0 +1,277 @@
+"""Every policy on one trace at one memory, beside what is possible at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from fractions import Fraction
+
+from hybridplan.config.find import load
+from hybridplan.config.spec import ModelSpec
+from hybridplan.errors import HybridplanError, InputError
+from hybridplan.ledger.caches import model_caches
+from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.sglang.plan import slot_bytes
+from hybridplan.sim.bound.kv import optimal_kv_hits
+from hybridplan.sim.bound.placement import optimal_placement, overlap_histogram
+from hybridplan.sim.bound.states import state_hits_bound
+from hybridplan.sim.bound.trie import Trie
+from hybridplan.sim.cell import Row, memory_bytes, open_settings_trace, run_cell, wanted
+from hybridplan.sim.policies import EVERY, parse_policy
+from hybridplan.sim.replay import Progress
+from hybridplan.sim.settings import Value, canonical
+from hybridplan.sim.traces.facts import TraceInfo
+
+SCHEMA_VERSION = 1
+PLACED_STATES = (1, 2, 4, 8, 16, 32)
+_MOST_PLACES = 4096
+Watch = Callable[[str, Progress, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareAsk:
+    """``settings`` are those of a configuration (trace, model, memory, flags) less the engine."""
+
+    settings: Mapping[str, object]
+    policies: Sequence[str] = EVERY
+    bounds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One policy's row, or the sentence with which its engine refused to start.
+
+    ``of_best`` is its hit tokens over the best any cache of this memory can reach.
+    """
+
+    policy: str
+    row: Row | None
+    refused: str | None
+    of_best: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What no cache of this memory can exceed, in prompt tokens of the whole trace.
+
+    ``infinite``: nothing is ever forgotten. ``kv``: optimal eviction (Belady by bytes) if the
+    memory held nothing but KV. ``states``: a bound for the memory full of states, whatever the KV;
+    None for a model without them. ``hit_tokens`` is the smallest. ``kv_tokens`` and
+    ``state_slots`` are what the memory holds of each alone (None: unlimited).
+    """
+
+    prompt_tokens: int
+    kv_tokens: int | None
+    state_slots: int | None
+    infinite_hit_tokens: int
+    kv_hit_tokens: int
+    states_hit_tokens: int | None
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The best places for ``states`` checkpoints on one sequence that every request of the trace
+    would follow as far as it repeats earlier ones: positions in tokens and the share they save."""
+
+    states: int
+    positions_tokens: tuple[int, ...]
+    saved_tokens: int
+    saved_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """Everything ``hybridplan compare`` prints. ``best`` is None where the trace has none."""
+
+    schema_version: int
+    trace: TraceInfo
+    model: str
+    settings: Mapping[str, Value]
+    memory_bytes: int | None
+    arrival: str
+    rows: tuple[Compared, ...]
+    best: Best | None
+    placements: tuple[Placed, ...]
+    assumptions: tuple[str, ...]
+    interrupted: bool
+
+
+def compare(
+    ask: CompareAsk, *, watch: Watch | None = None, executor: Executor | None = None
+) -> CompareResult:
+    """Replay the trace under each policy and bound it.
+
+    ``executor`` replays policies side by side; ``watch`` is called as they go without one. Ctrl-C
+    returns the rows that are done, marked interrupted. Raises InputError for settings that no
+    engine knows or a trace that cannot be read.
+    """
+    names = tuple(dict.fromkeys(parse_policy(name).name for name in ask.policies))
+    if not names:
+        raise InputError("no policy to compare; name one or more with --policies")
+    if "engine" in ask.settings:
+        raise InputError("compare replays several engines; choose them with --policies")
+    _refuse_unknown(ask.settings, names)
+    common, _ = canonical({**ask.settings, "engine": "marconi"})
+    spec = load(str(wanted(common, "model")))
+    memory = memory_bytes(common, spec)
+    trace = open_settings_trace(common)
+    each = {name: _at(ask.settings, name, memory) for name in names}
+    rows, interrupted = _rows(each, ask.bounds, spec, watch, executor)
+    best: Best | None = None
+    placements: tuple[Placed, ...] = ()
+    said: list[str] = []
+    if not interrupted:
+        try:
+            trie = Trie(trace.requests(), spare_tokens=0)
+            best, placements = _best(trie, spec, common, memory), _placements(trie)
+        except KeyboardInterrupt:
+            interrupted = True
+        except HybridplanError as error:
+            said.append(f"no bounds: {error.sentence}")
+    if common.get("gpu") is not None and common.get("kv_memory") is None:
+        said.append("the memory is what vLLM's defaults leave on the card, given to every policy")
+    rows = tuple(_against(row, best) for row in rows)
+    shown = {**common, **{n: v for found in each.values() for n, v in found.items()}}
+    shown = {n: v for n, v in shown.items() if n not in ("engine", "kv_memory")}
+    return CompareResult(
+        schema_version=SCHEMA_VERSION,
+        trace=trace.info,
+        model=spec.name,
+        settings=shown,
+        memory_bytes=memory,
+        arrival=str(common["arrival"]),
+        rows=rows,
+        best=best,
+        placements=placements,
+        assumptions=tuple(said),
+        interrupted=interrupted,
+    )
+
+
+def _refuse_unknown(settings: Mapping[str, object], names: Sequence[str]) -> None:
+    """A setting that none of the policies has would silently change nothing."""
+    foreign = [set(canonical({**settings, "engine": name})[1]) for name in names]
+    lost = set.intersection(*foreign)
+    if lost:
+        raise InputError(
+            f"{', '.join(sorted(lost))} is a setting of none of {', '.join(names)}; drop it"
+        )
+
+
+def _at(settings: Mapping[str, object], name: str, memory: int | None) -> dict[str, Value]:
+    """The settings of one policy, its memory in bytes instead of by card."""
+    sized = {
+        key: value
+        for key, value in settings.items()
+        if memory is None or key not in ("memory_utilization", "weights_memory")
+    }
+    return canonical({**sized, "engine": name, "kv_memory": memory})[0]
+
+
+def _rows(
+    each: Mapping[str, dict[str, Value]],
+    bounds: bool,
+    spec: ModelSpec,
+    watch: Watch | None,
+    executor: Executor | None,
+) -> tuple[tuple[Compared, ...], bool]:
+    found: list[Compared] = []
+    try:
+        if executor is not None:
+            futures = [executor.submit(_cell, settings, bounds) for settings in each.values()]
+            found.extend(future.result() for future in futures)
+            return tuple(found), False
+        for number, (name, settings) in enumerate(each.items(), 1):
+            stage = f"{name}, {number} of {len(each)}"
+            found.append(_cell(settings, bounds, spec, _seen(watch, stage)))
+    except KeyboardInterrupt:
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
+        return tuple(found), True
+    return tuple(found), False
+
+
+def _seen(watch: Watch | None, stage: str) -> Callable[[Progress], None] | None:
+    return None if watch is None else lambda progress: watch(stage, progress, None)
+
+
+def _cell(
+    settings: dict[str, Value],
+    bounds: bool,
+    spec: ModelSpec | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Compared:
+    name = str(settings["engine"])
+    try:
+        row = run_cell(settings, spec=spec, bounds=bounds, progress=progress)
+    except HybridplanError as error:
+        return Compared(name, None, error.sentence, None)
+    return Compared(name, row, None, None)
+
+
+def _against(found: Compared, best: Best | None) -> Compared:
+    if found.row is None or best is None or not best.hit_tokens:
+        return found
+    share = found.row.hit_tokens / best.hit_tokens
+    return Compared(found.policy, found.row, found.refused, share)
+
+
+def _best(trie: Trie, spec: ModelSpec, settings: Mapping[str, Value], memory: int | None) -> Best:
+    infinite = sum(trie.infinite_hits())
+    prompts = sum(passage.prompt_tokens for passage in trie.passages)
+    if memory is None:
+        return Best(prompts, None, None, infinite, infinite, None, infinite)
+    token_bytes, state_bytes = _least_bytes(spec, settings)
+    kv_tokens = int(memory // token_bytes) if token_bytes else None
+    kv = infinite if kv_tokens is None else sum(optimal_kv_hits(trie, kv_tokens))
+    slots = memory // state_bytes if state_bytes else None
+    states = None if slots is None else state_hits_bound(trie, slots)
+    least = min(infinite, kv, infinite if states is None else states)
+    return Best(prompts, kv_tokens, slots, infinite, kv, states, least)
+
+
+def _least_bytes(spec: ModelSpec, settings: Mapping[str, Value]) -> tuple[Fraction, int]:
+    """Fewest bytes a token's KV and a state can take on a rank, whatever the engine pads.
+
+    Windowed KV is left out: old tokens lose theirs. A bound may charge too little, never too much.
+    """
+    deployment = Deployment(
+        "sglang",
+        **{n: settings[n] for n in ("tp", "pp", "dcp", "kv_dtype", "state_dtype", "conv_dtype")
+           if settings.get(n) is not None},  # type: ignore[arg-type]
+    )  # fmt: skip
+    layers = model_caches(spec, deployment)
+    token_bytes = sum(
+        (
+            Fraction(cache.bytes_per_entry, cache.tokens_per_entry * cache.context_ranks)
+            for layer in layers
+            for cache in layer.tokens
+            if cache.window is None
+        ),
+        Fraction(0),
+    )
+    return token_bytes, sum(slot_bytes(layers))
+
+
+def _placements(trie: Trie) -> tuple[Placed, ...]:
+    deepest = max(trie.infinite_hits(), default=0)
+    if not deepest:
+        return ()
+    grid = -(-deepest // _MOST_PLACES)
+    overlaps = overlap_histogram(trie, grid)
+    found = []
+    for states in PLACED_STATES:
+        placement = optimal_placement(overlaps, states)
+        found.append(
+            Placed(
+                states,
+                tuple(position * grid for position in placement.positions),
+                placement.saved_tokens * grid,
+                placement.saved_share,
+            )
+        )
+        if placement.saved_share >= 1:
+            break
+    return tuple(found)

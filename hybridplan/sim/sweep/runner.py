@@ -1,0 +1,114 @@
+"""Where cells run: local processes, a Dask cluster or Ray, all behind ``concurrent.futures``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import connection, get_context, parent_process
+from threading import Thread
+from typing import Any
+
+from hybridplan.errors import InputError, MissingExtraError
+
+_CONNECT_S = 30
+
+
+def connect(scheduler: str | None, jobs: int) -> AbstractContextManager[Executor]:
+    """An executor: ``jobs`` local processes, or the cluster at ``tcp://...`` or ``ray://...``.
+
+    Raises InputError for another address or one that does not answer, MissingExtraError where
+    the client is not installed.
+    """
+    if scheduler is None:
+        if jobs < 1:
+            raise InputError(f"--jobs is {jobs}; it must be 1 or more")
+        return processes(jobs)
+    if scheduler.startswith(("tcp://", "tls://", "ucx://")):
+        return _dask(scheduler)
+    if scheduler.startswith("ray://"):
+        return _ray(scheduler)
+    raise InputError(f"--scheduler {scheduler!r} is neither tcp://HOST:PORT nor ray://HOST:PORT")
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Executor]:
+    """Local worker processes that end with this one, however it ends."""
+    context = get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_follow_parent)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and do not outlive it: a killed parent closes no queue."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingExtraError(
+            f'--scheduler {address} needs Dask; install it with: pip install "hybridplan[dask]"'
+        ) from None
+    try:
+        client = Client(address, timeout=_CONNECT_S)
+        client.wait_for_workers(1, timeout=_CONNECT_S)
+    except (OSError, TimeoutError) as error:
+        raise InputError(
+            f"--scheduler {address}: no Dask scheduler with a worker answered in {_CONNECT_S} s"
+            f" ({type(error).__name__})"
+        ) from None
+    with client:
+        yield client.get_executor(pure=False)
+
+
+@contextmanager
+def _ray(address: str) -> Iterator[Executor]:
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError(
+            f'--scheduler {address} needs Ray; install it with: pip install "hybridplan[ray]"'
+        ) from None
+    try:
+        ray.init(address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"--scheduler {address}: Ray did not answer ({reason})") from None
+    try:
+        yield RayExecutor(ray)
+    finally:
+        ray.shutdown()
+
+
+class RayExecutor(Executor):
+    """Ray tasks as futures; a task whose worker dies is tried again by Ray."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._tasks: dict[Callable[..., Any], Any] = {}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The future of one task."""
+        task = self._tasks.get(fn)
+        if task is None:
+            task = self._tasks[fn] = self._ray.remote(fn)
+        future: Future[Any] = task.remote(*args, **kwargs).future()
+        return future
