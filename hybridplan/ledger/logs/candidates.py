@@ -126,6 +126,8 @@ def _candidates(
     gdn = any(mixer.kind == "gdn" for layer in spec.layers for mixer in layer.mixers)
     kernels = [(rule, kernel) for rule in rules for kernel in _GDN_KERNELS[rule][: 2 if gdn else 1]]
     for (draft, state, kv), tp, cached, (rule, kernel) in product(grid, tps, caching, kernels):
+        if kernel != _GDN_KERNELS[rule][0] and not cached:
+            continue  # without prefix caching the kernel decides nothing
         try:
             deployment = Deployment(
                 "vllm",

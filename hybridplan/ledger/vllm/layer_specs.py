@@ -98,7 +98,9 @@ def model_layers(
             chunk_tokens=options.state_chunk_tokens,
             max_model_len=max_model_len,
         )
-        layers |= {site.name: _with_block(site, alignment, mode) for site in stage}
+        alike = {_likeness(site): site for site in stage}
+        placed = {key: _with_block(site, alignment, mode) for key, site in alike.items()}
+        layers |= {site.name: placed[_likeness(site)] for site in stage}
         alignments.append(alignment)
     every = [site for stage in sites for site in stage]
     if len(layers) != len(every):
@@ -163,6 +165,11 @@ def _unstated_mtp(spec: ModelSpec) -> Layer | None:
         return None
     *_, last = attending(spec.layers)
     return Layer(len(spec.layers), (last,), None)
+
+
+def _likeness(site: Site) -> tuple[LayerCache, bool, Backend | None]:
+    """Sites of one likeness become equal caches (equality itself overlooks who drafts)."""
+    return site.cache, site.cache.draft, site.backend
 
 
 def _with_block(site: Site, alignment: Alignment, mode: CacheMode) -> LayerCache:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from math import gcd, prod
 from typing import Literal, TypeAlias
 
@@ -212,6 +213,7 @@ class StateCache:
 LayerCache: TypeAlias = AttentionCache | StateCache
 
 
+@cache
 def state_bytes(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> int:
     """Bytes of the tensors of one state."""
     return sum(

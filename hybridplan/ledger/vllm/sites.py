@@ -279,10 +279,19 @@ class SiteBuilder:
 
     def _state(self, layer: Layer, mixer: Mixer, held: LayerCaches, part: names.Part) -> Site:
         cache = self._once(
-            ("state", mixer),
-            lambda: state_cache(
-                mixer, layer, self.spec, self.deployment, self.options, self.rules, mode=self.mode
+            ("state", mixer, part),
+            lambda: replace(
+                state_cache(
+                    mixer,
+                    layer,
+                    self.spec,
+                    self.deployment,
+                    self.options,
+                    self.rules,
+                    mode=self.mode,
+                ),
+                draft=part != "target",
             ),
         )
         name = names.cache_name(self.spec, layer, mixer, part)
-        return Site(name, replace(cache, draft=part != "target"))
+        return Site(name, cache)
