@@ -100,6 +100,11 @@ def _units(result: SimulateResult) -> str:
 def _hits(result: SimulateResult) -> Table:
     hits = result.hits
     grid = _grid()
+    if not result.requests:
+        refused = sum(found.requests for found in result.refused)
+        none = f"none: not one request was replayed, {_requests(refused)} refused (see Refused)"
+        grid.add_row("Usable hit", Text(none, style="bold"))
+        return grid
     if result.trace.unit_tokens is None:
         unknown = "unknown: the trace has no prefix ids, so nothing tells which prompts start alike"
         grid.add_row("Usable hit", Text(unknown, style="bold"))

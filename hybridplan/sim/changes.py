@@ -89,6 +89,9 @@ def vllm_changes(ask: EngineAsk, setup: Setup, summary: Summary, tells_units: bo
     """
     flags = ask.flags
     assert isinstance(flags, VllmFlags)
+    if lost_to(summary, (LossCause.OUTSIDE_CACHE,)):
+        on = option_change(prefix_caching=True)
+        return [Change("caching", ("--prefix-caching",), "prefix caching is off", "", on)]
     found: list[Change] = []
     if lost_to(summary, (LossCause.DRAFT_DROP,)) and ask.deployment.drafts:
         found += _drafts(setup, flags)

@@ -246,6 +246,10 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
     from hybridplan.ledger.sglang.plan import plan_sglang
 
     options = flags.options
+    if not (options.context_tokens or ask.spec.max_tokens):
+        raise InputError(
+            f"{ask.spec.name} has no longest length of its own; give one with --max-model-len"
+        )
     memory: Memory | None = None
     if ask.memory is not None:
         rows = options.max_running_requests or 48
@@ -256,6 +260,10 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
     plan = plan_sglang(ask.spec, ask.deployment, options, available)
     if not options.radix_cache:
         raise InputError("the SGLang replay is of its radix cache; drop --no-prefix-caching")
+    if not plan.kv_bytes_per_token:
+        raise InputError(
+            f"{ask.spec.name} keeps no KV, and the replay is of SGLang's tree of KV and states"
+        )
     page = options.page_tokens
     config = SglangCacheConfig(
         kv_tokens=plan.split.kv_tokens // page * page,

@@ -123,6 +123,12 @@ def test_lengths_alone_have_no_hit_rate(capsys: pytest.CaptureFixture[str]) -> N
     assert "every prompt counts as new" in out
 
 
+def test_all_refused_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    out = screen(capsys, "--trace", SESSIONS, "--max-model-len", "4096")
+    assert "none: not one request was replayed, 43 requests refused" in out
+    assert "leaves no room in max_model_len=4096" in out
+
+
 def test_without_causes(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "--trace", SESSIONS, "--no-causes")
     with_causes = answer(capsys, "--trace", SESSIONS)

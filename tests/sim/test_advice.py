@@ -107,6 +107,11 @@ def test_nothing_is_suggested_where_nothing_is_lost() -> None:
     assert advice.tried == advice.suggestions == ()
 
 
+def test_a_cache_switched_off_is_switched_on() -> None:
+    advice = advised(answer(options=VllmOptions(prefix_caching=False), limit=100))
+    assert [found.flags for found in advice.suggestions] == [("--prefix-caching",)]
+
+
 def test_without_reuse_there_is_no_advice() -> None:
     result = answer(DATA / "azure_llm_2023_conv.csv.gz", limit=200)
     assert result.hits.ceiling_tokens == 0

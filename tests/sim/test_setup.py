@@ -128,6 +128,14 @@ def test_policy_all_keeps_a_state_at_every_block() -> None:
             lambda: EngineAsk(load("llama-3.1-8b"), Deployment("sglang"), SglangFlags()),
             "no recurrent state",
         ),
+        (
+            lambda: EngineAsk(load("falcon-mamba-7b"), Deployment("sglang"), SglangFlags()),
+            "--max-model-len",
+        ),
+        (
+            lambda: EngineAsk(load("rwkv7-2.9b"), Deployment("sglang"), SglangFlags()),
+            "keeps no KV",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_refused_and_why(wanted: Any, words: str) -> None:
