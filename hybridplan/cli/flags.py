@@ -10,6 +10,7 @@ import typer
 
 from hybridplan.errors import InputError
 from hybridplan.ledger.lengths.distribution import Lengths, empirical, is_written, parse_lengths
+from hybridplan.ledger.sglang.options import REPLAYS, Replay
 from hybridplan.ledger.size import parse_bytes
 
 Model = Annotated[
@@ -97,3 +98,21 @@ def lengths_or_none(text: str | None, cap_tokens: int) -> Lengths | None:
         for request in open_trace(path).requests()
     ]
     return empirical(values, path.name)
+
+
+def ring_tokens(text: str | None) -> int:
+    """vLLM's reading of ``--replayssm``: the ring's length."""
+    if text is None:
+        return 0
+    if not text.isdigit():
+        raise InputError(f"--replayssm {text!r}: for vllm it is the ring's length, such as 16")
+    return int(text)
+
+
+def replay_mode(text: str | None) -> Replay:
+    """SGLang's reading of ``--replayssm``."""
+    if text is None:
+        return "off"
+    if text not in REPLAYS:
+        raise InputError(f"--replayssm {text!r}: for sglang it is one of {', '.join(REPLAYS)}")
+    return REPLAYS[text]

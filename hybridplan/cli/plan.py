@@ -16,7 +16,7 @@ from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.memory import VLLM_UTILISATION
 from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk
 from hybridplan.ledger.planning.sglang import SGLANG_FRACTION, SglangAsk
-from hybridplan.ledger.sglang.options import REPLAYS, SglangOptions
+from hybridplan.ledger.sglang.options import SglangOptions
 from hybridplan.ledger.vllm.options import VllmOptions
 
 _WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
@@ -125,7 +125,7 @@ def _plan(
             prefix_match_unit=prefix_match_unit,
             block_tokens=block_size,
             attention_backend=attention_backend,
-            replayssm_tokens=_ring(replayssm),
+            replayssm_tokens=flags.ring_tokens(replayssm),
             **_method(draft_method),
         )
         ask = VllmAsk(
@@ -153,7 +153,7 @@ def _plan(
             context_tokens=max_model_len,
             page_tokens=page_size or 1,
             radix_cache=prefix_caching is not False,
-            replay=_replay(replayssm),
+            replay=flags.replay_mode(replayssm),
             preallocated_requests=pd_preallocated or 0,
             host_ratio=flags.fraction(host, "--hicache-ratio") if host else None,
             host_bytes=flags.size_or_none(hicache_size, "--hicache-size"),
@@ -183,22 +183,6 @@ def _cap(spec: ModelSpec, max_model_len: int | None) -> int:
 
 def _method(name: str | None) -> dict[str, Any]:
     return {} if name is None else {"draft_method": name}
-
-
-def _ring(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not text.isdigit():
-        raise InputError(f"--replayssm {text!r}: for vllm it is the ring's length, such as 16")
-    return int(text)
-
-
-def _replay(text: str | None) -> Any:
-    if text is None:
-        return "off"
-    if text not in REPLAYS:
-        raise InputError(f"--replayssm {text!r}: for sglang it is one of {', '.join(REPLAYS)}")
-    return REPLAYS[text]
 
 
 def _answer_vllm(ask: VllmAsk, as_json: bool, plot: Path | None) -> None:

@@ -44,6 +44,11 @@ _METHOD = typer.Option("--draft-method", help="mtp, ngram, eagle3, dflash, ...")
 _BACKEND = typer.Option("--attention-backend", help="FLASH_ATTN, FLASHINFER, TRITON_ATTN, ...")
 _ASYNC = typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM: as at boot.")
 _WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
+_ACTIVATION = typer.Option("--activation-memory", help="Peak activations on a rank.")
+_GRAPHS = typer.Option("--graph-memory", help="CUDA graphs on a rank.")
+_REPLAY = typer.Option("--replayssm", help="SGLang: off, decode or verify. vLLM: ring length.")
+_HOST_RATIO = typer.Option("--hicache-ratio", help="SGLang: host tier over device.")
+_HOST_SIZE = typer.Option("--hicache-size", help="SGLang: host tier, as in 64GB.")
 _STRATEGY = typer.Option("--mamba-radix-cache-strategy", help="SGLang: auto, no_buffer, ...")
 _RATIO = typer.Option("--mamba-full-memory-ratio", help="SGLang: state bytes over KV bytes.")
 _SLOTS = typer.Option("--max-mamba-cache-size", help="SGLang: state slots, given.")
@@ -87,6 +92,8 @@ def _simulate(
     plot: Annotated[Path | None, _PLOT] = None,
     memory_utilization: flags.Utilisation = None,
     weights_memory: Annotated[str | None, _WEIGHTS] = None,
+    activation_memory: Annotated[str | None, _ACTIVATION] = None,
+    graph_memory: Annotated[str | None, _GRAPHS] = None,
     tp: flags.Tp = 1,
     pp: flags.Pp = 1,
     dcp: flags.Dcp = 1,
@@ -113,6 +120,9 @@ def _simulate(
     max_mamba_cache_size: Annotated[int | None, _SLOTS] = None,
     max_running_requests: Annotated[int | None, _RUNNING] = None,
     page_size: Annotated[int | None, _PAGE] = None,
+    hicache_ratio: Annotated[str | None, _HOST_RATIO] = None,
+    hicache_size: Annotated[str | None, _HOST_SIZE] = None,
+    replayssm: Annotated[str | None, _REPLAY] = None,
     format: trace_flag.Format = None,
     block_tokens: trace_flag.BlockTokens = None,
     tail: trace_flag.Tail = None,
@@ -201,7 +211,7 @@ def _memory(engine: str, given: dict[str, Any]) -> MemoryAsk | None:
 
     gpu, kv_memory = given["gpu"], given["kv_memory"]
     if gpu is None and kv_memory is None:
-        for flag in ("memory_utilization", "weights_memory"):
+        for flag in ("memory_utilization", *_ALLOWANCES):
             if given[flag] is not None:
                 raise InputError(
                     f"--{flag.replace('_', '-')} divides a card's memory; name the card with --gpu"
@@ -214,16 +224,19 @@ def _memory(engine: str, given: dict[str, Any]) -> MemoryAsk | None:
         kv_memory_bytes=flags.size_or_none(kv_memory, "--kv-memory"),
         utilisation=usual if asked is None else asked,
         weights_bytes=flags.size_or_none(given["weights_memory"], "--weights-memory"),
+        activation_bytes=flags.size_or_none(given["activation_memory"], "--activation-memory"),
+        graph_bytes=flags.size_or_none(given["graph_memory"], "--graph-memory"),
     )
 
 
+_ALLOWANCES = ("weights_memory", "activation_memory", "graph_memory")
 _VLLM_ONLY = (
     "num_blocks", "max_num_seqs", "max_num_batched_tokens", "block_size", "prefix_match_unit",
     "prefix_cache_retention_interval", "attention_backend", "draft_method", "accepted_drafts",
 )  # fmt: skip
 _SGLANG_ONLY = (
     "mamba_radix_cache_strategy", "mamba_full_memory_ratio", "max_mamba_cache_size",
-    "max_running_requests", "page_size",
+    "max_running_requests", "page_size", "hicache_ratio", "hicache_size",
 )  # fmt: skip
 
 
@@ -252,6 +265,7 @@ def _vllm(given: dict[str, Any]) -> VllmFlags:
             block_tokens=given["block_size"],
             attention_backend=given["attention_backend"],
             async_scheduling=given["async_scheduling"],
+            replayssm_tokens=flags.ring_tokens(given["replayssm"]),
             **({} if method is None else {"draft_method": method}),
         ),
         max_num_seqs=given["max_num_seqs"],
@@ -273,6 +287,7 @@ def _sglang(given: dict[str, Any]) -> SglangFlags:
         raise InputError(
             "--policy is a choice of the vllm replay and the engine is sglang; drop it"
         )
+    host = given["hicache_ratio"]
     return SglangFlags(
         SglangOptions(
             strategy=given["mamba_radix_cache_strategy"] or "auto",
@@ -284,6 +299,9 @@ def _sglang(given: dict[str, Any]) -> SglangFlags:
             context_tokens=given["max_model_len"],
             page_tokens=given["page_size"] or 1,
             radix_cache=given["prefix_caching"] is not False,
+            replay=flags.replay_mode(given["replayssm"]),
+            host_ratio=flags.fraction(host, "--hicache-ratio") if host else None,
+            host_bytes=flags.size_or_none(given["hicache_size"], "--hicache-size"),
         )
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridplan.sim.traces.trace import Trace, open_trace
+if TYPE_CHECKING:
+    from hybridplan.sim.traces.trace import Trace
 
 TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace; plain, gzip or zstd.")]
 Format = Annotated[
@@ -61,6 +62,8 @@ Limit = Annotated[int | None, typer.Option("--limit", help="Read no more request
 
 def open_with(file: str, flags: dict[str, Any]) -> Trace:
     """open_trace with the values of this module's flags, taken out of a command's locals()."""
+    from hybridplan.sim.traces.trace import open_trace
+
     names = (
         "format", "block_tokens", "tail", "time_unit", "id_scope", "tokenizer", "tokens_per_char",
         "inputs", "output_tokens", "turns", "subagents", "order", "window", "link_sessions",

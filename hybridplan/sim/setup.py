@@ -285,6 +285,8 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
         assumptions.insert(
             0, "no memory was given, so both pools are unlimited and nothing is ever evicted"
         )
+    if plan.host:
+        assumptions.append("the host tier is a reading of HiCache, never compared with the engine")
     if ask.deployment.drafts:
         assumptions.append("drafts change the pools' sizes here, not the steps")
     layers = model_caches(ask.spec, ask.deployment)
