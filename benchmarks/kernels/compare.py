@@ -46,7 +46,7 @@ MATMUL_FLOP_PER_US = 790e6
 """bf16 matrix product of 4096^3 on one H200."""
 
 BOUNDS = {"prefill": (4.5e-3, 3.5e-3), "prefill kimi": (5.2e-3, 4.4e-3), "decode": (2e-3, 1e-6)}
-"""Errors allowed in (output, state)."""
+"""Errors allowed in (output, state); other libraries may have twice as much."""
 
 Row = dict[str, Any]
 
@@ -87,18 +87,19 @@ def prefill_rows(heads: str, shape: str, device: torch.device, warm: bool) -> It
             row = {"kind": "prefill", "heads": heads, "shape": shape, "library": name}
             row |= {"least_bytes": least_bytes, "least_flop": flop, "floor_us": floor_us}
             sets[0].pool.copy_(start)
-            yield row | timed(adapter, sets, want, bounds)
+            slack = 1 if name.startswith("ours") else 2
+            yield row | timed(adapter, sets, want, (slack * bounds[0], slack * bounds[1]))
 
 
 def export_rows(heads: str, shape: str, device: torch.device, warm: bool) -> Iterator[Row]:
     """Our prefill without and with 16 states exported on the way, and what their bytes cost."""
     lengths, states = SEQUENCES[shape], 16
     x = make(heads, lengths, device, 0)
-    pool = torch.empty((1 + states, *x.pool.shape[1:]), device=device)
-    pool[0] = x.pool[0]
+    pool = torch.empty((2 + states, *x.pool.shape[1:]), device=device)
+    pool[1] = x.pool[1]
     x.pool = pool
     every = lengths[0] // (states + 1) // 64 * 64
-    exports = [(0, every * (i + 1), 1 + i) for i in range(states)]
+    exports = [(0, every * (i + 1), 2 + i) for i in range(states)]
     if warm:
         peers.ours_prefill(x, {})
         return
@@ -122,7 +123,7 @@ def decode_rows(heads: str, batch: int, device: torch.device, warm: bool) -> Ite
         states, total = decode_bytes(heads, batch, width)
         count = 1 if warm else input_sets(states, 128)
         first = make(heads, (1,) * (batch * count), device, 7, state=state)
-        order = torch.randperm(batch * count, device=device).int()
+        order = torch.randperm(batch * count, device=device).int() + 1
         sets = [
             make(
                 heads, (1,) * batch, device, seed, first.pool,

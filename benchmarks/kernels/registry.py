@@ -74,7 +74,10 @@ def make(
     slots: torch.Tensor | None = None,
     state: torch.dtype = torch.float32,
 ) -> Inputs:
-    """Inputs for packed sequences; a decode batch is many sequences of one token."""
+    """Inputs for packed sequences; a decode batch is many sequences of one token.
+
+    Slot 0 stays free: vLLM's kernels take it for padding.
+    """
     H, HV = HEADS[heads]
     per_channel = heads == "kimi"
     gen = torch.Generator(device).manual_seed(seed)
@@ -89,8 +92,8 @@ def make(
     step = torch.rand(gate, generator=gen, device=device)
     step = torch.exp(step * math.log(100) + math.log(1e-3))
     if pool is None:
-        pool = (normal(N, HV, D, D, dtype=torch.float32) * 0.1).to(state)
-        slots = torch.arange(N, dtype=torch.int32, device=device)
+        pool = (normal(N + 1, HV, D, D, dtype=torch.float32) * 0.1).to(state)
+        slots = torch.arange(1, N + 1, dtype=torch.int32, device=device)
     assert slots is not None
     return Inputs(
         q.view(T, H, D),

@@ -25,6 +25,7 @@ from hybridplan.kernels.common.launch import (
     descriptor,
     has_tma,
     next_power_of_2,
+    pipeline_stages,
     sm_count,
 )
 from hybridplan.kernels.common.varlen import sequence_lengths
@@ -175,6 +176,8 @@ def scan(
     log2 decays. ``tiles``: descriptors of q, k and (per channel) k_out, or None for plain loads.
     """
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
+    stages = pipeline_stages(stages, v.element_size(), v.device)
+    local_stages = pipeline_stages(LOCAL_STAGES, v.element_size(), v.device)
     BK = next_power_of_2(z.K)
     tma = tiles is not None
     maps: tuple[Any, ...] = (None,) * 6
@@ -199,7 +202,7 @@ def scan(
             (*key, most),
             (p.inner_count * 2 * width, 1, 1),
             (*base, p.runs, p.segments, p.inner, added, moved, live),
-            (*maps, *numbers_of, *sizes, most, tma, LOCAL_STAGES),
+            (*maps, *numbers_of, *sizes, most, tma, local_stages),
             num_warps=num_warps,
         )
     most = next_power_of_2(p.most_segments)

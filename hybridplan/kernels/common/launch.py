@@ -31,6 +31,20 @@ def has_tma(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@functools.cache
+def pipeline_stages(wanted: int, element_bytes: int, device: torch.device) -> int:
+    """Depth of a software pipeline that fits shared memory, where ``wanted`` fits 227 KiB in bf16.
+
+    None for 4-byte inputs, which serve tests rather than speed.
+    """
+    if device.type != "cuda":
+        return wanted
+    if element_bytes > 2:
+        return 1
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return wanted if room >= 227 * 1024 else min(wanted, 2) if room >= 160 * 1024 else 1
+
+
 def descriptor(base: torch.Tensor, rows: int, columns: int, stride: int, block: list[int]) -> Any:
     """TMA descriptor of ``base`` seen as [rows, columns] with rows ``stride`` elements apart.
 
