@@ -194,8 +194,9 @@ def canonical(settings: Mapping[str, object]) -> tuple[dict[str, Value], tuple[s
     for name, axis in AXES.items():
         if name not in given:
             continue
-        if family not in axis.families:
+        value = axis.parse(name, given[name])
+        if family in axis.families:
+            found[name] = value
+        else:
             foreign.append(name)
-            continue
-        found[name] = axis.parse(name, given[name])
     return found, tuple(foreign)

@@ -18,6 +18,8 @@ from hybridplan.sim.sweep.store import Record, Store
 
 SCHEMA_VERSION = 1
 Connect: TypeAlias = Callable[[], AbstractContextManager[Executor]]
+WORKER_DEATHS = ("KilledWorker", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
+"""What Dask and Ray raise for a cell whose workers died more often than they try again."""
 DEATHS_TO_ISOLATE = 2
 """Times a pool may die without a result before its cells run one by one, to find the one."""
 
@@ -181,8 +183,11 @@ class _Run:
             answer = future.result()
         except BrokenExecutor:
             return False
-        except Exception as error:  # what a cluster raises for a worker that died too often
-            self._fail(cell, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        except Exception as error:
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if type(error).__name__ not in WORKER_DEATHS:
+                raise InputError(f"the cluster could not run a cell ({said})") from error
+            self._fail(cell, said)
             return True
         if answer["version"] != __version__:
             raise InputError(
