@@ -33,6 +33,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hybridplan.cli.compare",
         "Every cache policy on one trace at one memory, and the bounds.",
     ),
+    "sweep": (
+        "hybridplan.cli.sweep",
+        "A grid of configurations over traces; resumable, any scheduler.",
+    ),
+    "measure": ("hybridplan.cli.measure", "Hold the predictions against your own GPU."),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
 }
 

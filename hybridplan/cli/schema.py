@@ -15,9 +15,11 @@ _RESULTS = {
     "fit": ("hybridplan.ledger.planning.result", ("FitResult",)),
     "compare": ("hybridplan.sim.compare", ("CompareResult",)),
     "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison")),
+    "measure": ("hybridplan.measure.result", ("MeasureResult",)),
     "models": ("hybridplan.ledger.catalogue", ("Catalogue",)),
     "plan": ("hybridplan.ledger.planning.result", ("VllmResult", "SglangResult")),
     "simulate": ("hybridplan.sim.result", ("SimulateResult",)),
+    "sweep": ("hybridplan.sim.sweep.sweep", ("SweepResult",)),
     "trace": ("hybridplan.sim.traces.summary", ("TraceSummary",)),
 }
 

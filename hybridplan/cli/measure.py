@@ -1,0 +1,122 @@
+"""``hybridplan measure``: hold every prediction against the device in front of you."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridplan.cli.common import JsonFlag, print_json, print_report
+from hybridplan.errors import InputError
+
+if TYPE_CHECKING:
+    from hybridplan.ledger.logs.result import LogReport
+    from hybridplan.measure.runner import Say
+
+_MODEL = typer.Argument(help="Catalogue name, config.json, model folder, or cached repo.")
+_CPU = typer.Option("--cpu", help="Only what needs no GPU: bytes, and the mathematics on small "
+                    "shapes.")  # fmt: skip
+_WEIGHTS = typer.Option("--weights", help="Folder of real weights for the model checks.")
+_SAVE = typer.Option("--save", help="Write the fitted constants to this calibration file.")
+_PLOT = typer.Option("--plot", help="Draw decode against context to a .png, .svg or .pdf file.")
+_LOG = typer.Option("--against-log", help="Hold a boot log of this machine against the plan too.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("measure", help="Hold the predictions against your own GPU.")(_measure)
+
+
+def _measure(
+    model: Annotated[str, _MODEL] = "qwen3.5-0.8b",
+    gpu: Annotated[int, typer.Option("--gpu", help="CUDA device to measure.")] = 0,
+    cpu: Annotated[bool, _CPU] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points, under 30 s.")] = False,
+    weights: Annotated[Path | None, _WEIGHTS] = None,
+    save: Annotated[Path | None, _SAVE] = None,
+    plot: Annotated[Path | None, _PLOT] = None,
+    against_log: Annotated[Path | None, _LOG] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Run this check only; repeatable.")
+    ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch config.json from the hub if needed.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    from hybridplan.config.find import load
+    from hybridplan.measure.runner import CHECKS, Ask, run
+
+    known = [name for name, _ in CHECKS]
+    for name in only or ():
+        if name not in known:
+            raise InputError(f"--only {name!r} is no check; the checks are {', '.join(known)}")
+    for path, flag in ((save, "--save"), (plot, "--plot")):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{flag} {path}: the folder {path.parent} does not exist")
+    if save is not None and cpu:
+        raise InputError("--save writes measured times, and --cpu measures none; leave one out")
+    if weights is not None and not weights.is_dir():
+        raise InputError(f"--weights {weights} is not a folder")
+    if plot is not None:
+        from hybridplan.report.canvas import check_target
+
+        check_target(plot)
+    spec = load(model, download=download)
+    log = _log(against_log, model) if against_log is not None else None
+    ask = Ask(spec, None if cpu else gpu, quick, weights, tuple(only or ()), log)
+    with _progress() as say:
+        result = run(ask, say)
+    if save is not None and result.calibration is not None:
+        from hybridplan.measure.calibration import save as write
+
+        write(result.calibration, save)
+    if plot is not None:
+        from hybridplan.report.measure_plot import decode_against_context
+
+        decode_against_context(result, plot)
+    if json:
+        from hybridplan.report.document import document
+
+        print_json(document(result))
+    else:
+        from hybridplan.report.measure import screen
+
+        print_report(*screen(result))
+    if not result.complete:
+        return 130
+    return 0 if result.agrees else 1
+
+
+def _log(path: Path, model: str) -> LogReport:
+    from hybridplan.ledger.logs.explain import explain_log
+
+    try:
+        lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise InputError(f"the log {str(path)!r} cannot be read: {error.strerror}") from None
+    return explain_log(lines, path.name, model=model, settings={})
+
+
+@contextmanager
+def _progress() -> Iterator[Say]:
+    """Stages on stderr: one changing line on a terminal, one line each elsewhere."""
+    start = time.monotonic()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("starting") as status:
+            yield lambda stage: status.update(f"{time.monotonic() - start:5.0f} s  {stage}")
+        return
+
+    def say(stage: str) -> None:
+        if stage.startswith("["):
+            sys.stderr.write(f"{time.monotonic() - start:6.1f} s  {stage}\n")
+            sys.stderr.flush()
+
+    yield say

@@ -1,0 +1,226 @@
+"""Runs the checks in order. One that breaks fails alone; an interrupt leaves what was found."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hybridplan.config.spec import ModelSpec
+from hybridplan.errors import HybridplanError
+from hybridplan.ledger.logs.result import LogReport
+from hybridplan.measure import device as devices
+from hybridplan.measure import extras
+from hybridplan.measure.calibration import KIND, SCHEMA_VERSION, Calibration
+from hybridplan.measure.result import SCHEMA_VERSION as RESULT_VERSION
+from hybridplan.measure.result import Check, Device, MeasureResult, failed
+
+CHECKS: tuple[tuple[str, str], ...] = (
+    ("bytes", "pools against the plan"),
+    ("real_cache", "cache of a real model"),
+    ("three_ways", "one model, three ways"),
+    ("checkpoints", "copied, shared and exported states"),
+    ("decode", "decode against context"),
+    ("crossovers", "hybrid against its twin"),
+    ("prefill", "prefill by length and batch"),
+    ("precision", "drift of 16-bit states"),
+    ("transfer", "host and device"),
+    ("break_even", "restore or recompute"),
+    ("drafts", "verify of several tokens"),
+    ("time_model", "the time model"),
+)
+"""Module and title, in the order in which one may use what another has measured."""
+
+_OWN_MEMORY_BYTES = 2 << 30
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A run. ``gpu`` None is a CPU run; ``weights`` a folder of real weights."""
+
+    spec: ModelSpec
+    gpu: int | None
+    quick: bool = False
+    weights: Path | None = None
+    only: tuple[str, ...] = ()
+    log: LogReport | None = None
+
+
+def run(ask: Ask, say: Say = lambda _: None) -> MeasureResult:
+    """All checks of one run; ``say`` gets a line at each stage.
+
+    Raises InputError and MissingExtraError where nothing can run here.
+    """
+    start = time.monotonic()
+    cpu = ask.gpu is None
+    torch = extras.require_kernels(interpreted=cpu)
+    device = torch.device("cpu") if ask.gpu is None else devices.find(torch, ask.gpu)
+    card = devices.describe(torch, device)
+    from hybridplan.measure.context import Context, tiny
+    from hybridplan.measure.gates import Gates
+    from hybridplan.measure.probe import rates
+    from hybridplan.measure.timing import Timer
+
+    torch.manual_seed(0)
+    notes: list[str] = []
+    timer = measured = None
+    shapes = tiny(ask.spec) if cpu else ask.spec
+    if not cpu:
+        _enough_memory(card)
+        say("ceilings of the card")
+        timer = Timer(torch, device, card.l2_bytes)
+        measured = rates(timer, device, card.free_bytes)
+    context = Context(
+        ask.spec, shapes, device, card, ask.quick, Gates(device), timer, measured, ask.weights,
+        say, notes=notes,
+    )  # fmt: skip
+    checks: list[Check] = []
+    complete = True
+    wanted = [(m, t) for m, t in CHECKS if not ask.only or m in ask.only]
+    try:
+        for number, (module, title) in enumerate(wanted, 1):
+            say(f"[{number}/{len(wanted)}] {title}")
+            checks += _one(torch, context, module, title)
+    except KeyboardInterrupt:
+        complete = False
+        notes.append("interrupted; the checks listed are those that had finished")
+    checks += list(context.gates.rows.values())
+    card = replace(card, after=devices.clocks(torch, device))
+    if measured is not None:
+        context.constants.update(measured.constants())
+    notes += _observations(card, checks)
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return MeasureResult(
+        schema_version=RESULT_VERSION,
+        model=ask.spec.name,
+        mode="cpu" if cpu else "gpu",
+        quick=ask.quick,
+        date=date,
+        complete=complete,
+        seconds=time.monotonic() - start,
+        device=card,
+        layers=context.layers,
+        checks=tuple(checks),
+        series=tuple(context.series),
+        calibration=None if cpu else _calibration(ask, card, context, date),
+        log=ask.log,
+        notes=tuple(notes),
+    )
+
+
+def _enough_memory(card: Device) -> None:
+    from hybridplan.errors import InputError
+
+    if card.free_bytes < _OWN_MEMORY_BYTES:
+        raise InputError(
+            f"{card.name} has {card.free_bytes:,} bytes free of {card.memory_bytes:,} and measure "
+            f"needs {_OWN_MEMORY_BYTES:,} (other processes hold {card.others_bytes:,}); free "
+            "some, or run --cpu, which checks bytes and mathematics without a GPU"
+        )
+
+
+def _one(torch: Any, context: Any, module: str, title: str) -> list[Check]:
+    """The checks of one module, with the module's time shared among them."""
+    from hybridplan.measure.gates import GateError
+
+    start = time.monotonic()
+    family = title
+    found: list[Check]
+    try:
+        loaded = import_module(f"hybridplan.measure.checks.{module}")
+        family = loaded.FAMILY
+        found = loaded.run(context)
+    except GateError as error:
+        found = [failed(family, "correctness", title, str(error))]
+    except HybridplanError as error:
+        found = [failed(family, "could not run", title, error.sentence)]
+    except torch.cuda.OutOfMemoryError as error:
+        found = [failed(family, "out of memory", title, _memory_sentence(torch, context, error))]
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        found = [failed(family, "broke", title, f"{type(error).__name__}: {_first_line(error)}")]
+    if context.device.type == "cuda":
+        torch.cuda.empty_cache()
+    share = (time.monotonic() - start) / max(1, len(found))
+    return [replace(check, seconds=round(share, 3)) for check in found]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _memory_sentence(torch: Any, context: Any, error: BaseException) -> str:
+    """Bytes asked and free. torch prints what was asked in its message only."""
+    free, total = torch.cuda.mem_get_info(context.device)
+    said = _first_line(error)
+    asked = said.split("Tried to allocate ")[-1].split(". ")[0] if "Tried to" in said else "more"
+    held = torch.cuda.memory_allocated(context.device)
+    return f"{asked} was asked for, {free:,} of {total:,} bytes are free, {held:,} are our own"
+
+
+def _observations(card: Device, checks: list[Check]) -> list[str]:
+    """What a reader should know of the circumstances."""
+    said = []
+    for when, clocks in (("before", card.before), ("after", card.after)):
+        reasons = devices.throttled(clocks)
+        if reasons:
+            said.append(f"clocks were lowered {when} the run: {', '.join(reasons)}")
+    if card.others_bytes > 0:
+        said.append(
+            f"other processes hold {card.others_bytes:,} bytes of the card; times may be theirs too"
+        )
+    wide = [c for c in checks if c.spread is not None and c.spread > 0.10]
+    if wide:
+        said.append(
+            f"{len(wide)} times differ by more than 10 % between two rounds; something else may "
+            f"run on the card (first: {wide[0].check}, {wide[0].name})"
+        )
+    return said
+
+
+def _calibration(ask: Ask, card: Device, context: Any, date: str) -> Calibration:
+    from hybridplan.measure.timemodel import fit
+
+    mean = worst = None
+    fitted = judged = 0
+    if "step.step" in context.constants:
+        model = fit(context.points)
+        errors = [abs(e) for e in model.errors(model.judged)]
+        mean, worst = sum(errors) / len(errors), max(errors)
+        fitted, judged = len(model.fitted), len(model.judged)
+    clocks = card.after
+    return Calibration(
+        schema_version=SCHEMA_VERSION,
+        kind=KIND,
+        model=ask.spec.name,
+        card=card.name,
+        driver=card.driver,
+        versions={
+            "cuda": card.cuda,
+            "torch": card.torch,
+            "triton": card.triton,
+            "transformers": card.transformers,
+            "python": card.python,
+        },
+        date=date,
+        clocks_mhz={
+            name: value
+            for name, value in (
+                ("sm", clocks.sm_mhz if clocks else None),
+                ("memory", clocks.memory_mhz if clocks else None),
+            )
+            if value is not None
+        },
+        constants=dict(sorted(context.constants.items())),
+        fitted_points=fitted,
+        judged_points=judged,
+        mean_error=mean,
+        worst_error=worst,
+    )

@@ -1,0 +1,87 @@
+"""Step time = a + launches + bytes / bandwidth + FLOP / rate, fitted and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hybridplan.errors import InputError
+
+FEATURES: dict[str, str] = {
+    "step": "s, once a step",
+    "launches": "s a kernel launched",
+    "bytes": "s a byte read or written",
+    "dense_flop": "s a FLOP of projections and MLPs",
+    "attention_flop": "s a FLOP of attention in a prefill",
+    "scan_flop": "s a FLOP of the recurrent layers in a prefill",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One measured step. ``features`` by the names of FEATURES, in counts, bytes and FLOP."""
+
+    name: str
+    features: Mapping[str, float]
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """``seconds_per`` a unit of each feature, never negative; spreads from leaving one out."""
+
+    seconds_per: Mapping[str, float]
+    spreads: Mapping[str, float]
+    fitted: tuple[StepPoint, ...]
+    judged: tuple[StepPoint, ...]
+
+    def seconds(self, features: Mapping[str, float]) -> float:
+        """Predicted step time."""
+        return sum(self.seconds_per.get(name, 0.0) * amount for name, amount in features.items())
+
+    def errors(self, points: Sequence[StepPoint]) -> list[float]:
+        """Predicted over measured less one, a point."""
+        return [self.seconds(p.features) / p.seconds - 1 for p in points]
+
+
+def solve(points: Sequence[StepPoint]) -> dict[str, float]:
+    """Least squares of relative errors without negative coefficients.
+
+    A feature whose coefficient would be negative is left out and the rest solved again (the
+    classical active set, from the full one down). Raises InputError with too few points.
+    """
+    import torch
+
+    names = [n for n in FEATURES if any(p.features.get(n, 0.0) for p in points)]
+    if len(points) < len(names):
+        raise InputError(f"{len(points)} points cannot fit {len(names)} constants")
+    kept = list(names)
+    while kept:
+        rows = [[p.features.get(n, 0.0) / p.seconds for n in kept] for p in points]
+        A = torch.tensor(rows, dtype=torch.float64)
+        scale = A.norm(dim=0).clamp_min(1e-300)
+        target = torch.ones((len(points), 1), dtype=torch.float64)
+        found = torch.linalg.lstsq(A / scale, target, driver="gelsd").solution[:, 0] / scale
+        worst = int(found.argmin())
+        if float(found[worst]) >= 0:
+            values = dict(zip(kept, found.tolist(), strict=True))
+            return {n: values.get(n, 0.0) for n in names}
+        kept.pop(worst)
+    return dict.fromkeys(names, 0.0)
+
+
+def fit(points: Sequence[StepPoint]) -> Fit:
+    """Fit every other point of the list ordered by time, judge the rest."""
+    ordered = sorted(points, key=lambda p: p.seconds)
+    fitted, judged = tuple(ordered[::2]), tuple(ordered[1::2])
+    found = solve(fitted)
+    ranges: dict[str, list[float]] = {n: [v, v] for n, v in found.items()}
+    for i in range(len(fitted)):
+        rest = (*fitted[:i], *fitted[i + 1 :])
+        if len(rest) < len(found):
+            break
+        for n, v in solve(rest).items():
+            ranges[n] = [min(ranges[n][0], v), max(ranges[n][1], v)]
+    spreads = {n: (high - low) / 2 for n, (low, high) in ranges.items()}
+    return Fit(found, spreads, fitted, judged)
