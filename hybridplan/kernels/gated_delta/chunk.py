@@ -42,7 +42,8 @@ def chunk_prefill(
 
     q, k [T, H, K], v [T, HV, V], beta, gate_input [T, HV], a_log, dt_bias [HV] and pool
     [slots, HV, V, K] as in :func:`hybridplan.kernels.gated_delta.recurrent.recurrent_step`;
-    products take bf16 operands, sums and states are fp32. cu_seqlens: N + 1 cumulative starts
+    products take bf16 operands, or fp16 ones for the corrections within a chunk (|v| must stay
+    below 65504); sums and states are fp32. cu_seqlens: N + 1 cumulative starts
     (host integers, or a tensor read once per content); None is one sequence.
 
     slots int32 [N]: where sequence n's final state goes and, unless ``read_slots`` names another
@@ -53,7 +54,8 @@ def chunk_prefill(
     and ``segment_chunks`` is the same.
 
     ``segment_chunks`` cuts long sequences into segments that run side by side (0: never; None:
-    when the card would be idle otherwise). ``tma`` forces tensor descriptors on or off.
+    when the card would be idle otherwise). ``tma`` forces tensor descriptors on or off; they make
+    the kernels faster and an eager launch slower (some 15 us of host time each).
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
     twice, or written while another sequence starts from it.
     """

@@ -44,6 +44,7 @@ def chunk_prefill(
     As :func:`hybridplan.kernels.gated_delta.chunk.chunk_prefill`, with one decay a channel:
     gate_input [T, HV, K], a_log [HV] and dt_bias [HV, K] fp32. ``Gate.SOFTPLUS`` is the released
     Kimi Linear gate; ``Gate.BOUNDED`` keeps each log decay above ``lower_bound`` (negative).
+    Products on the state take fp16 operands: |v| and states must stay below 65504.
     """
     require(lower_bound < 0, f"lower_bound is {lower_bound}, needed a negative number")
     z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, True)

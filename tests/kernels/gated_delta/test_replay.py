@@ -18,7 +18,7 @@ def ring_for(c, slots, fold_tokens, drafts):
 
 @pytest.mark.parametrize("fold_tokens", [1, 3, 16])
 def test_equals_the_written_state_token_by_token(delta_case, slot_ids, fold_tokens):
-    c = delta_case([7, 7])
+    c = delta_case([7, 7], 1, 2, 16, 16)
     slots = slot_ids([2, 0])
     lazy, written = (c.pool(3, [2, 0], torch.float32) for _ in "ab")
     ring = ring_for(c, 3, fold_tokens, 1)
