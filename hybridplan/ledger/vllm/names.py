@@ -33,6 +33,8 @@ def prefix(spec: ModelSpec, layer: Layer, part: Part) -> str:
     """Name of a decoder layer of the target, of its own MTP, or of a drafter given by hand."""
     if part == "mtp" and spec.model_type.removesuffix("_text") in _INSIDE_MTP:
         return f"mtp.layers.{layer.index - len(spec.layers)}"
+    if part == "mtp" and spec.model_type.startswith("qwen4_exp"):
+        return f"mtp.layers.{layer.index}"
     if part != "target":
         return f"model.layers.{layer.index}"
     if spec.model_type in _BACKBONE:
