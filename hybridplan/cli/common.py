@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from io import StringIO
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,13 +23,22 @@ def print_json(document: Any) -> None:
 
 
 def print_report(*renderables: RenderableType) -> None:
-    """Write rich renderables to stdout; without a terminal the width is fixed and colour is off."""
+    """Write rich renderables to stdout.
+
+    Without a terminal the width is fixed, colour is off and no line ends in blanks.
+    """
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
+    if sys.stdout.isatty():
+        console = Console(file=sys.stdout, highlight=False)
+        for renderable in renderables:
+            console.print(renderable)
+        return
+    text = StringIO()
+    console = Console(file=text, width=PIPE_WIDTH, highlight=False)
     for renderable in renderables:
         console.print(renderable)
+    sys.stdout.write("\n".join(line.rstrip() for line in text.getvalue().split("\n")))
 
 
 def warn(sentence: str) -> None:
