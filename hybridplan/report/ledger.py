@@ -45,7 +45,7 @@ def _head(ledger: Ledger) -> Text:
     text.append(f"  {layers(model.layers)}: {model.pattern}")
     text.append(f"  ({legend})\n", style="dim")
     longest = f"up to {model.max_tokens:,} tokens" if model.max_tokens else "no stated maximum"
-    text.append(f"{_deployment(ledger)}; {model.model_type}, {longest}")
+    text.append(f"{_deployment(ledger)}\n{model.model_type}, {longest}")
     if model.confidence:
         text.append(f"; config: {model.confidence}", style="dim")
     return text
@@ -235,11 +235,23 @@ def _costs(ledger: Ledger) -> Iterator[RenderableType]:
 
 def _weights(ledger: Ledger) -> str:
     held = ledger.weights
+    if not held.total_params:
+        return "not counted"
     largest = sorted(held.components, key=lambda part: -part.bytes)
     parts = ", ".join(f"{part.name} {size(part.bytes)}" for part in largest if part.bytes)
+    apart = [
+        name
+        for name, params in (
+            ("draft", held.draft_params),
+            ("tables", held.table_params),
+            ("vision", held.vision_params),
+        )
+        if params
+    ]
+    without = f" without {' and '.join(apart)}" if apart else ""
     return (
-        f"{held.method} {size(held.total_bytes)}: {parts}; {count(held.params)} parameters, "
-        f"{count(held.active_params)} of them active for a token"
+        f"whole model, {held.method} {size(held.total_bytes)}: {parts}; {count(held.params)} "
+        f"parameters{without}, {count(held.active_params)} of them active for a token"
     )
 
 
@@ -288,8 +300,8 @@ def _comparison_rows(ledgers: Sequence[Ledger]) -> Iterator[tuple[str, list[str]
             next(cost for cost in ledger.checkpoints.costs if cost.every_tokens == tokens)
             for ledger in ledgers
         ]
-        yield f"checkpoint / KV of {tokens:,}", [ratio(cost.ratio) for cost in costs]
+        yield f"checkpoint / KV of {tokens:,}", [ratio(cost.ratio or None) for cost in costs]
 
 
 def _or_none(value: int | None) -> str:
-    return "none" if value is None else f"{value:,}"
+    return f"{value:,}" if value else "none"
