@@ -123,15 +123,18 @@ def _hub_id(entry: Entry) -> str:
 
 
 def nearest(text: str, names: Iterable[str]) -> list[str]:
-    """The three names closest to what was written."""
+    """The three names closest to what was written: as a whole, or to how they begin."""
     from difflib import SequenceMatcher
 
     wanted = plain(text.rpartition("/")[2])
 
-    def score(name: str) -> tuple[bool, float]:
+    def alike(candidate: str) -> float:
+        return SequenceMatcher(None, wanted, candidate, autojunk=False).ratio()
+
+    def score(name: str) -> tuple[float, float]:
         candidate = plain(name)
-        prefix = bool(wanted) and candidate.startswith(wanted)
-        return prefix, SequenceMatcher(None, wanted, candidate, autojunk=False).ratio()
+        whole = alike(candidate)
+        return max(whole, alike(candidate[: len(wanted)])), whole
 
     return sorted(names, key=score, reverse=True)[:3]
 

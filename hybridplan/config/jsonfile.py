@@ -14,6 +14,7 @@ from hybridplan.errors import ConfigError
 
 MOST_BYTES = 16 << 20
 MOST_DEPTH = 64
+MOST_DIGITS = 1000
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -60,13 +61,15 @@ def parse_object(raw: bytes, file: str) -> dict[str, Any]:
         raise ConfigError(f"{file} is a Git LFS pointer, not the file itself; run git lfs pull")
     _check_depth(text, file)
     try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, file))
+        value = json.loads(
+            text,
+            object_pairs_hook=lambda pairs: _unique(pairs, file),
+            parse_int=lambda digits: _whole(digits, file),
+        )
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{file} is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from error
-    except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{file} is not usable JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{file} must hold one JSON object, not a {type(value).__name__}")
     return value
@@ -103,6 +106,13 @@ def _check_depth(text: str, file: str) -> None:
                 raise ConfigError(f"{file} nests deeper than {MOST_DEPTH} levels")
         elif char in "]}":
             depth -= 1
+
+
+def _whole(digits: str, file: str) -> int:
+    """An int; beyond a length no size has, the conversion itself would take long."""
+    if len(digits) > MOST_DIGITS:
+        raise ConfigError(f"{file} holds a number of {len(digits):,} digits, which is no size")
+    return int(digits)
 
 
 def _unique(pairs: list[tuple[str, Any]], file: str) -> dict[str, Any]:

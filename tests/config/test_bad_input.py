@@ -58,7 +58,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "binary": (bytes(range(256)) * 8, "UTF"),
     "gguf": (b"GGUF\x03\x00\x00\x00" + bytes(64), "is a GGUF file"),
     "too large": (b" " * (MOST_BYTES + 1) + b"{}", "larger than 16 MiB"),
-    "endless digits": (b'{"num_hidden_layers": ' + b"9" * 100_000 + b"}", "not usable JSON"),
+    "endless digits": (b'{"num_hidden_layers": ' + b"9" * 100_000 + b"}", "100,000 digits"),
     "number as string": (_with(num_hidden_layers="4"), "num_hidden_layers must be a whole number"),
     "fraction": (_with(head_dim=128.5), "head_dim must be a whole number"),
     "whole fraction": (_with(head_dim=128.0), "head_dim must be a whole number"),
@@ -238,4 +238,15 @@ def test_remote_code_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(_with(auto_map=auto_map))
     script = f"from hybridplan.config.find import load; load({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+    assert not marker.exists()
+
+
+def test_a_model_folder_holds_no_modules(tmp_path: Path) -> None:
+    """``python -m`` looks for modules in the working folder first; not so for ours."""
+    marker = tmp_path / "ran"
+    for name in ("json", "typer", "rich", "configuration_qwen3"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    (tmp_path / "config.json").write_bytes(_with())
+    command = [sys.executable, "-m", "hybridplan", "ledger", "."]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
     assert not marker.exists()
