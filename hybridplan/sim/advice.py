@@ -114,6 +114,7 @@ class _Search:
         self._all = all_requests
         self._tried: list[tuple[Suggestion, Change]] = []
         self._refused: list[str] = []
+        self._left_out: list[Change] = []
         self._whole = _Run(
             summary.requests, summary.prompt_tokens, summary.hit_tokens, summary.lost_tokens
         )
@@ -158,6 +159,9 @@ class _Search:
             )
         else:
             found = sglang_changes(self._ask, self._summary)
+        if not self._head.is_whole:
+            self._left_out = [change for change in found if change.costly]
+            found = [change for change in found if not change.costly]
         return found[:MOST_TRIED]
 
     def _try(self, change: Change) -> None:
@@ -231,12 +235,18 @@ class _Search:
                 "most of the loss is prompts that arrive while the first of their kind is still"
                 " computed: no cache flag helps, spacing or routing them does"
             )
+        said = []
+        if self._left_out:
+            flags = ", ".join(" ".join(change.flags) for change in self._left_out)
+            said.append(
+                f"only --advice full tells what more states do to a pool that evicts: {flags}"
+            )
         if self._tried and not self._tells_units:
-            return (
+            said.append(
                 "rates here are lower bounds; the trace is too coarse to tell what another block or"
                 " --prefix-match-unit would gain"
             )
-        return ""
+        return "; ".join(said)
 
 
 def _gain(found: Suggestion) -> float:

@@ -19,6 +19,7 @@ _STATE_LOST = (
     LossCause.OUT_OF_WINDOW,
 )
 _EDGES = (LossCause.BELOW_ONE_BLOCK, LossCause.FORK_INSIDE_BLOCK)
+_POOL = {"memory", "kv-dtype"}
 _FINE_UNITS = (64, 16)
 _LEAST_UNIT = 16
 _SOME = 50
@@ -30,7 +31,7 @@ class Change:
     """Flags as an operator writes them, and the same done to a question.
 
     ``topic`` tells changes apart that replace one another. ``needs_whole``: only the whole trace
-    shows what it is worth, because a pool fills slowly.
+    shows what it is worth, because a pool fills slowly. ``costly`` is left out where that is long.
     """
 
     topic: str
@@ -39,11 +40,12 @@ class Change:
     price: str
     apply: Callable[[EngineAsk], EngineAsk]
     needs_whole: bool = False
+    costly: bool = False
 
 
 def combined(first: Change, second: Change) -> Change | None:
-    """Both changes at once; None where they are about the same flag."""
-    if first.topic == second.topic:
+    """Both changes at once; None where they are about the same flag or both about the pool."""
+    if first.topic == second.topic or {first.topic, second.topic} <= _POOL:
         return None
     return Change(
         topic=f"{first.topic}+{second.topic}",
@@ -93,18 +95,21 @@ def vllm_changes(ask: EngineAsk, setup: Setup, summary: Summary, tells_units: bo
         on = option_change(prefix_caching=True)
         return [Change("caching", ("--prefix-caching",), "prefix caching is off", "", on)]
     found: list[Change] = []
+    evicts = bool(summary.use.evictions) and lost_to(
+        summary, (LossCause.EVICTED, LossCause.PREEMPTED)
+    )
     if lost_to(summary, (LossCause.DRAFT_DROP,)) and ask.deployment.drafts:
         found += _drafts(setup, flags)
     if lost_to(summary, (*_STATE_LOST, *_EDGES)) and setup.policy == "engine":
         if any(group.kind.startswith("mamba") for group in setup.groups) or lost_to(
             summary, (LossCause.OUT_OF_WINDOW, LossCause.NOT_RETAINED)
         ):
-            found += _retention(setup, flags, bool(summary.use.evictions))
+            found += _retention(setup, flags, evicts)
         if setup.has_states and tells_units:
             found += _units(setup)
     if lost_to(summary, _EDGES) and tells_units:
         found += _smaller_blocks(ask, setup, flags)
-    if summary.use.evictions and lost_to(summary, (LossCause.EVICTED, LossCause.PREEMPTED)):
+    if evicts:
         found += _memory(ask, setup)
         found += _fewer_seqs(summary)
     return found
@@ -146,6 +151,8 @@ def _retention(setup: Setup, flags: VllmFlags, evicts: bool) -> list[Change]:
                 "every chunk end keeps its state, not only prompt ends and forks",
                 "more blocks hold states",
                 flag_change(retention_interval=None),
+                evicts,
+                evicts,
             )
         )
         if evicts:
@@ -156,6 +163,8 @@ def _retention(setup: Setup, flags: VllmFlags, evicts: bool) -> list[Change]:
                     f"a state is kept every {4 * block:,} tokens",
                     "more blocks hold states",
                     flag_change(retention_interval=4 * block),
+                    evicts,
+                    evicts,
                 )
             )
     if setup.has_states and 2 * block < budget:
@@ -166,6 +175,8 @@ def _retention(setup: Setup, flags: VllmFlags, evicts: bool) -> list[Change]:
                 f"chunks end, and keep a state, every {2 * block:,} tokens",
                 "smaller prefill steps, more blocks hold states",
                 flag_change(retention_interval=None, max_num_batched_tokens=2 * block),
+                evicts,
+                evicts,
             )
         )
     return found
@@ -230,7 +241,7 @@ def _memory(ask: EngineAsk, setup: Setup) -> list[Change]:
             Change(
                 "kv-dtype",
                 ("--kv-dtype fp8",),
-                "the same memory holds more tokens",
+                "the same memory holds more tokens, in other blocks",
                 "KV loses precision",
                 deployment_change(kv_dtype="fp8"),
                 needs_whole=True,

@@ -81,6 +81,26 @@ def test_memory_is_suggested_where_blocks_were_evicted() -> None:
     assert found.price == "1.00 GiB more a rank"
 
 
+def test_states_in_a_pool_that_evicts_are_not_judged_on_a_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hybridplan.sim.advice.HEAD_WORK", 3_000)
+    small: dict[str, Any] = {
+        "num_blocks": 160,
+        "options": VllmOptions(max_model_len=50_000),
+        "max_num_seqs": 32,
+        "limit": 300,
+        "arrival": Closed(24),
+    }
+    advice = advised(answer(**small))
+    assert not advice.whole_trace
+    assert "--advice full tells" in advice.note
+    assert {found.flags for found in advice.tried} & {("--num-blocks 320",)}
+    full = advised(answer(**small, advice="full"))
+    tried = {flag for found in full.tried for flag in found.flags}
+    assert "--prefix-cache-retention-interval none" in tried
+
+
 def test_drafts_are_named_when_they_cost_hits() -> None:
     result = answer(DATA / "weka_cc_traces_excerpt.jsonl.gz", drafts=3)
     flags = {flag for found in advised(result).tried for flag in found.flags}
