@@ -16,7 +16,17 @@ ROOT = HERE.parents[2]
 CASES = ROOT / "tests" / "golden" / "cases.json"
 DOCUMENT = ROOT / "docs" / "agreement.md"
 WORDS = ("agree", "not derivable", "disagrees")
-START, END = "<!-- cases: begin -->\n", "<!-- cases: end -->\n"
+GOLDEN = CASES.parent
+# Answers of an engine, and the test that holds the product against each file.
+ANSWERS = {
+    "vLLM 0.33.0, pool plans": ("vllm/0.33.0/groups", "tests/ledger/vllm/test_golden.py"),
+    "vLLM 0.32.0, pool plans": ("vllm/0.32.0/groups", "tests/ledger/vllm/test_golden.py"),
+    "vLLM 0.33.0, traces": ("vllm/0.33.0/traces", "tests/sim/vllm/test_golden_traces.py"),
+    "vLLM 0.32.0, traces": ("vllm/0.32.0/traces", "tests/sim/vllm/test_golden_traces.py"),
+    "SGLang 0.5.23, traces": ("sglang/golden", "tests/sim/sglang/test_golden.py"),
+}
+CASE_MARKS = ("<!-- cases: begin -->\n", "<!-- cases: end -->\n")
+ANSWER_MARKS = ("<!-- answers: begin -->\n", "<!-- answers: end -->\n")
 
 
 def table(path: Path = CASES) -> str:
@@ -42,12 +52,23 @@ def table(path: Path = CASES) -> str:
     return "\n".join(lines) + "\n"
 
 
+def answers() -> str:
+    """Markdown: stored answers of engines, each of which is a test that must pass."""
+    lines = ["| answers of | files | held by |", "|---|---:|---|"]
+    for name, (folder, test) in ANSWERS.items():
+        assert (ROOT / test).exists(), test
+        lines.append(f"| {name} | {len(list((GOLDEN / folder).glob('*.json')))} | `{test}` |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    """Replace the table in the document."""
+    """Replace the tables in the document."""
     text = DOCUMENT.read_text()
-    head, rest = text.split(START)
-    tail = rest.split(END)[1]
-    DOCUMENT.write_text(head + START + table() + END + tail)
+    for marks, made in ((CASE_MARKS, table()), (ANSWER_MARKS, answers())):
+        start, end = marks
+        head, rest = text.split(start)
+        text = head + start + made + end + rest.split(end)[1]
+    DOCUMENT.write_text(text)
 
 
 if __name__ == "__main__":
