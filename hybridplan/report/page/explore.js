@@ -1,0 +1,480 @@
+"use strict";
+/* The explorer's page: reads the controls, asks rules.js, draws. No rule of an engine lives here. */
+
+const START = JSON.parse(document.getElementById("start").textContent);
+const KINDS = { full: "Full attention", window: "Windowed attention", state: "State" };
+const STEPS = [[2 ** 50, "PiB"], [2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
+const byId = (id) => document.getElementById(id);
+const count = (n) => n.toLocaleString("en-US", { maximumFractionDigits: 0 });
+const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+function size(bytes) {
+  const step = STEPS.find(([unit]) => bytes >= unit);
+  if (!step) return `${count(bytes)} B`;
+  const scaled = bytes / step[0];
+  const digits = Math.abs(scaled) < 100 ? 2 : 1;
+  const fixed = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return `${scaled.toLocaleString("en-US", fixed)} ${step[1]}`;
+}
+
+const percent = (share) => `${(100 * share).toFixed(share && share < 0.0995 ? 2 : 1)} %`;
+
+/* Elements: text is always set as text, so that no name of a model can become markup. */
+function make(tag, attributes = {}, ...children) {
+  const svg = ["svg", "g", "rect", "line", "path", "text", "circle", "title", "defs", "pattern"];
+  const element = svg.includes(tag)
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+const show = (id, ...children) => byId(id).replaceChildren(...children);
+
+/* Controls: the knobs of the page are layers in all and shares of them; the rules take counts. */
+function knobsOf(s) {
+  const attention = s.full_layers + s.window_layers;
+  const { both, alone } = statePlaces(s);
+  return { ...s, layers: attention + alone, parallel: both };
+}
+
+function settingsOf(knobs) {
+  const { layers, ...s } = knobs;
+  s.full_layers = Math.min(s.full_layers, layers);
+  s.window_layers = s.attention === "mla" ? 0 : Math.min(s.window_layers, layers - s.full_layers);
+  const attention = s.full_layers + s.window_layers;
+  s.parallel = Math.min(s.parallel, attention);
+  s.state_layers = layers - attention + s.parallel;
+  return s;
+}
+
+const OWN = knobsOf(START.settings);
+let knobs = { ...OWN };
+const fields = [...document.querySelectorAll("[data-knob]")];
+
+function setKnob(name, value) {
+  if (name === "layers") {
+    // The shares stay what they were.
+    for (const part of ["full_layers", "window_layers", "parallel"]) {
+      knobs[part] = Math.round((knobs[part] / Math.max(knobs.layers, 1)) * value);
+    }
+  }
+  knobs[name] = value;
+  // Another kind of state starts from the shapes of a model that has it.
+  if (name === "state_kind") Object.assign(knobs, START.states[value]);
+  if (name === "full_layers") {
+    knobs.window_layers = Math.min(knobs.window_layers, knobs.layers - value);
+  } else if (name === "window_layers") {
+    knobs.full_layers = Math.min(knobs.full_layers, knobs.layers - value);
+  }
+  knobs.parallel = Math.min(knobs.parallel, knobs.full_layers + knobs.window_layers);
+}
+
+function fieldValue(field) {
+  if (field.type === "checkbox") return field.checked;
+  if (field.tagName === "SELECT") return field.dataset.number ? Number(field.value) : field.value;
+  const steps = field.dataset.steps ? field.dataset.steps.split(",").map(Number) : null;
+  const raw = Number(field.value);
+  if (field.type === "range" && steps) return steps[raw];
+  const whole = Number.isFinite(raw) && field.value !== "" ? Math.round(raw) : OWN[field.dataset.knob];
+  return Math.min(Math.max(whole, Number(field.min)), limitOf(field));
+}
+
+function limitOf(field) {
+  const share = ["full_layers", "window_layers"].includes(field.dataset.knob);
+  if (share) return knobs.layers;
+  return field.dataset.knob === "parallel" ? knobs.full_layers + knobs.window_layers : Number(field.max);
+}
+
+function showField(field) {
+  const value = knobs[field.dataset.knob];
+  if (field.type === "checkbox") {
+    field.checked = value;
+  } else if (field.type === "range" && field.dataset.steps) {
+    const steps = field.dataset.steps.split(",").map(Number);
+    const nearest = steps.reduce((best, n, i) => (Math.abs(n - value) < Math.abs(steps[best] - value) ? i : best), 0);
+    field.value = nearest;
+    field.setAttribute("aria-valuetext", count(value));
+  } else {
+    const limit = limitOf(field);
+    if (field.type === "range" && Number.isFinite(limit)) field.max = limit;
+    if (document.activeElement !== field || Number(field.value) !== value) field.value = value;
+    if (field.type === "range") field.setAttribute("aria-valuetext", count(value));
+  }
+  const hint = byId(`hint-${field.dataset.knob}`);
+  if (hint && field.dataset.knob === "full_layers") hint.textContent = shareSentence();
+}
+
+function shareSentence() {
+  const { alone } = statePlaces(settingsOf(knobs));
+  const share = knobs.layers ? (knobs.full_layers + knobs.window_layers) / knobs.layers : 0;
+  return `Attention in ${percent(share)} of the layers; ${plural(alone, "layer")} with a state alone`;
+}
+
+/* The link: only what differs from the model stands in it. */
+function readLink() {
+  knobs = { ...OWN };
+  const kind = new URLSearchParams(location.hash.slice(1)).get("state_kind");
+  if (START.states[kind]) Object.assign(knobs, START.states[kind]);
+  for (const [name, text] of new URLSearchParams(location.hash.slice(1))) {
+    const field = fields.find((f) => f.dataset.knob === name && f.type !== "range");
+    if (!field) continue;
+    if (field.type === "checkbox") {
+      knobs[name] = text === "true";
+    } else if (field.tagName === "SELECT") {
+      if ([...field.options].some((o) => o.value === text)) {
+        knobs[name] = field.dataset.number ? Number(text) : text;
+      }
+    } else if (/^\d{1,9}$/.test(text)) {
+      const most = name === "parallel" || name.endsWith("_layers") ? 1e6 : Number(field.max);
+      knobs[name] = Math.min(Math.max(Number(text), Number(field.min)), most);
+    }
+  }
+}
+
+function writeLink() {
+  const base = { ...OWN, ...START.states[knobs.state_kind], state_kind: OWN.state_kind };
+  const changed = fields
+    .filter((f) => f.type !== "range" && knobs[f.dataset.knob] !== base[f.dataset.knob])
+    .map((f) => [f.dataset.knob, String(knobs[f.dataset.knob])]);
+  const wanted = changed.length ? `#${new URLSearchParams(changed)}` : location.pathname;
+  history.replaceState(null, "", wanted);
+}
+
+/* Figures. */
+const PLOT = { width: 860, height: 360, left: 74, right: 24, top: 16, bottom: 44 };
+
+function plotWidth(id) {
+  return Math.max(300, Math.min(PLOT.width, Math.round(byId(id).clientWidth || PLOT.width)));
+}
+
+function svg(width, height, label) {
+  return make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+}
+
+function hatch() {
+  const line = make("path", { d: "M0 8 8 0", class: "hatch" });
+  const size8 = { width: 8, height: 8, patternUnits: "userSpaceOnUse" };
+  const pattern = make("pattern", { id: "hatched", ...size8 }, make("rect", { width: 8, height: 8, class: "fill-empty" }), line);
+  return make("defs", {}, pattern);
+}
+
+const words = (x, y, text, options = {}) => make("text", { x, y, ...options }, text);
+
+const powers = (from, to) => {
+  const found = [];
+  for (let n = from; n <= to; n *= 2) found.push(n);
+  return found;
+};
+
+const short = (tokens) => (tokens >= 2 ** 20 ? `${tokens / 2 ** 20}M` : tokens >= 1024 ? `${tokens / 1024}k` : String(tokens));
+const shortBytes = (bytes) => size(bytes).replace(/\.0+ /, " ");
+
+function drawMemory(s, found) {
+  const width = plotWidth("memory");
+  const { height, left, right, top, bottom } = PLOT;
+  const least = 64;
+  const most = Math.max(2 ** 17, 2 ** Math.ceil(Math.log2(Math.max(s.context_tokens, 2))));
+  const samples = [];
+  for (let t = least; t <= most; t *= 2 ** 0.125) samples.push(Math.round(t));
+  const rows = samples.map((tokens) => ({ tokens, ...requestBytes(s, tokens) }));
+  const values = rows.flatMap((row) => [row.hybrid, row.twin]).filter((v) => v);
+  const low = 2 ** Math.floor(Math.log2(Math.min(...values)));
+  const high = 2 ** Math.ceil(Math.log2(Math.max(...values, low * 2)));
+  const x = (t) => left + ((width - left - right) * Math.log2(t / least)) / Math.log2(most / least);
+  const y = (b) => height - bottom - ((height - top - bottom) * Math.log2(b / low)) / Math.log2(high / low);
+  const picture = svg(width, height, memorySentence(s, found));
+  const tickBytes = powers(low, high).filter((_, i, all) => i % Math.ceil(all.length / 7) === 0);
+  for (const bytes of tickBytes) {
+    picture.append(make("line", { x1: left, x2: width - right, y1: y(bytes), y2: y(bytes), class: "grid" }));
+    picture.append(words(left - 10, y(bytes) + 4, shortBytes(bytes), { "text-anchor": "end" }));
+  }
+  const every = Math.ceil(powers(least, most).length / (width > 600 ? 9 : 5));
+  powers(least, most).filter((_, i) => i % every === 0).forEach((tokens) => {
+    picture.append(make("line", { x1: x(tokens), x2: x(tokens), y1: height - bottom, y2: height - bottom + 5, class: "axis" }));
+    picture.append(words(x(tokens), height - bottom + 20, short(tokens), { "text-anchor": "middle" }));
+  });
+  picture.append(make("line", { x1: left, x2: width - right, y1: height - bottom, y2: height - bottom, class: "axis" }));
+  picture.append(words(width - right, height - 6, "context, tokens", { "text-anchor": "end" }));
+  const path = (name) => rows.filter((r) => r[name]).map((r, i) => `${i ? "L" : "M"}${x(r.tokens).toFixed(1)} ${y(r[name]).toFixed(1)}`).join("");
+  if (found.twin_bytes !== null && s.state_layers) picture.append(make("path", { d: path("twin"), class: "curve twin" }));
+  picture.append(make("path", { d: path("hybrid"), class: "curve full" }));
+  const cross = found.crossover_tokens;
+  if (cross && cross >= least && cross <= most) {
+    const at = requestBytes(s, cross).hybrid;
+    const anchor = x(cross) > width * 0.6 ? "end" : "start";
+    const shift = anchor === "end" ? -9 : 9;
+    picture.append(make("line", { x1: x(cross), x2: x(cross), y1: top, y2: height - bottom, class: "mark" }));
+    picture.append(make("circle", { cx: x(cross), cy: y(at), r: 5, class: "dot" }));
+    picture.append(words(x(cross) + shift, top + 12, `crossover ${count(cross)}`, { class: "strong", "text-anchor": anchor }));
+  }
+  const here = y(found.hybrid_bytes);
+  picture.append(make("circle", { cx: x(Math.max(s.context_tokens, least)), cy: here, r: 5, class: "dot" }));
+  show("memory", picture);
+  const ladder = powers(1024, most).map((tokens) => {
+    const row = requestBytes(s, tokens);
+    return [count(tokens), size(row.hybrid), row.twin === null ? "-" : size(row.twin)];
+  });
+  show("memory-table", table("Bytes of one request on one rank", ["context", "this model", "attention everywhere"], ladder));
+  byId("memory-note").textContent = memorySentence(s, found);
+  show("memory-legend", legendLine("curve full", "this model"), s.state_layers && found.twin_bytes !== null ? legendLine("curve twin", "the same with attention in every layer") : "");
+}
+
+function memorySentence(s, found) {
+  const at = `At ${plural(s.context_tokens, "token")} a request holds ${size(found.hybrid_bytes)} on one rank`;
+  if (!s.state_layers) return `${at}. No layer holds a state, so the model is its own twin.`;
+  if (found.twin_bytes === null) return `${at}. There is no attention to compare with.`;
+  const twin = `; with attention in every layer it would hold ${size(found.twin_bytes)}`;
+  const cross = found.crossover_tokens === null
+    ? " The two never meet."
+    : ` The hybrid holds less from ${plural(found.crossover_tokens, "token")} on.`;
+  return `${at}${twin}.${cross}`;
+}
+
+function drawBlock(s, found) {
+  const width = plotWidth("block");
+  const bar = 44;
+  const state = found.state_bytes && found.token_bytes;
+  const height = state ? 2 * bar + 64 : bar + 32;
+  const picture = svg(width, height, blockSentence(s, found));
+  picture.append(hatch());
+  const page = found.block_tokens * found.token_bytes || found.state_bytes;
+  const widest = Math.max(page, found.padded_state_bytes, 1);
+  const scale = (bytes) => (width * bytes) / widest;
+  let y = 20;
+  if (state) {
+    picture.append(words(0, 13, `a state, ${size(found.state_bytes)}`, { class: "strong" }));
+    picture.append(make("rect", { x: 0, y, width: scale(found.state_bytes), height: bar, rx: 3, class: "fill-state" }));
+    const empty = found.padded_state_bytes - found.state_bytes;
+    if (empty > 0) picture.append(make("rect", { x: scale(found.state_bytes), y, width: Math.max(scale(empty), 1), height: bar, fill: "url(#hatched)" }));
+    y += bar + 32;
+  }
+  if (found.token_bytes) {
+    picture.append(words(0, y - 7, `${plural(found.aligned_tokens, "token")} of KV at ${count(found.token_bytes)} B`, { class: "strong" }));
+    const tokens = found.aligned_tokens;
+    picture.append(make("rect", { x: 0, y, width: scale(tokens * found.token_bytes), height: bar, rx: 3, class: "fill-full" }));
+    const step = s.block_tokens || 16;
+    const units = tokens / step;
+    for (let i = 1; i < units && units <= 200; i += 1) {
+      const at = scale(i * step * found.token_bytes);
+      picture.append(make("line", { x1: at, x2: at, y1: y, y2: y + bar, class: "seam" }));
+    }
+  }
+  show("block", picture);
+  byId("block-note").textContent = blockSentence(s, found);
+}
+
+function blockSentence(s, found) {
+  if (!found.state_bytes) return `No state has to fit, so a block has the ${plural(found.aligned_tokens, "token")} that the attention backend prefers.`;
+  if (!found.token_bytes) return "There is no attention whose page could hold the state, so a page is the state itself.";
+  const state = `A state of ${count(found.state_bytes)} B must fit one page of one attention layer`;
+  if (!found.raised) return `${state}; ${plural(found.aligned_tokens, "token")} at ${count(found.token_bytes)} B already hold it. Each state page has ${count(found.padded_state_bytes - found.state_bytes)} B of padding.`;
+  return `${state}; at ${count(found.token_bytes)} B a token that is ${count(Math.ceil(found.state_bytes / found.token_bytes))} tokens, rounded up to a multiple of ${count(found.granularity_tokens)}: ${plural(found.aligned_tokens, "token")}. Hatched: the ${count(found.padded_state_bytes - found.state_bytes)} B (${percent(paddingShare(found))} of the state) left empty in every state page.`;
+}
+
+function merged(groups) {
+  const rows = [];
+  groups.forEach((group, index) => {
+    const last = rows[rows.length - 1];
+    if (last && last.kind === group.kind && last.layers === group.layers) last.to = index;
+    else rows.push({ ...group, from: index, to: index });
+  });
+  return rows;
+}
+
+function drawGroups(found) {
+  const rows = merged(found.groups);
+  const width = plotWidth("groups");
+  const narrow = width < 560;
+  const left = narrow ? 0 : 190;
+  const bar = 38;
+  const pitch = narrow ? 72 : 54;
+  const height = rows.length * pitch + 8;
+  const picture = svg(width, height, groupsSentence(found));
+  picture.append(hatch());
+  const room = width - left;
+  const scale = (bytes) => (room * bytes) / found.bytes_per_block;
+  rows.forEach((row, index) => {
+    const y = index * pitch + (narrow ? 24 : 4);
+    const name = row.from === row.to ? `Group ${row.from}` : `Groups ${row.from} to ${row.to}`;
+    const holds = `${plural(row.layers, "layer")}, ${KINDS[row.kind].toLowerCase()}`;
+    if (narrow) {
+      picture.append(words(0, y - 7, `${name}: ${holds}`, { class: "strong" }));
+    } else {
+      picture.append(words(0, y + 16, name, { class: "strong" }), words(0, y + 33, holds));
+    }
+    picture.append(make("rect", { x: left, y, width: room, height: bar, fill: "url(#hatched)" }));
+    const page = scale(row.page_bytes);
+    const content = scale(row.content_bytes / row.layers);
+    for (let layer = 0; layer < row.layers; layer += 1) {
+      picture.append(make("rect", { x: left + layer * page, y, width: Math.max(content, 0.5), height: bar, class: `fill-${row.kind}` }));
+    }
+    for (let layer = 1; layer <= row.layers && page > 5; layer += 1) {
+      const at = left + layer * page;
+      picture.append(make("line", { x1: at, x2: at, y1: y, y2: y + bar, class: "seam" }));
+    }
+    picture.append(make("rect", { x: left, y, width: room, height: bar, class: "frame" }));
+  });
+  show("groups", picture);
+  const kinds = [...new Set(rows.map((row) => row.kind))];
+  show("groups-legend", ...kinds.map((kind) => legendBox(`fill-${kind}`, KINDS[kind])), legendBox(null, "Empty"));
+  byId("groups-note").textContent = groupsSentence(found);
+  const body = rows.map((row) => [
+    row.from === row.to ? String(row.from) : `${row.from}-${row.to}`, KINDS[row.kind], count(row.layers), count(row.block_tokens),
+    `${count(row.page_bytes)} B`, size(row.content_bytes), size(row.padding_bytes), count(row.blocks_per_request),
+  ]);
+  show("groups-table", table("Per block id; the last column is the blocks that one request takes", ["group", "of", "layers", "tokens a block", "page", "filled", "empty", "a request"], body));
+}
+
+function groupsSentence(found) {
+  const waste = found.groups.reduce((total, group) => total + group.padding_bytes, 0);
+  const share = waste / (found.bytes_per_block * found.groups.length);
+  const one = found.groups.length === 1 ? "There is one group, so nothing is padded by grouping" : `Layers are cut into ${found.groups.length} groups that share one pool`;
+  return `${one}. A block id stands for ${size(found.bytes_per_block)}; averaged over the groups, ${percent(share)} of it is empty. Bars are drawn to scale, one box a layer.`;
+}
+
+function legendLine(className, text) {
+  const line = make("path", { d: "M1 6H25", class: className });
+  return make("li", {}, make("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" }, line), text);
+}
+
+function legendBox(className, text) {
+  const box = make("rect", { width: 26, height: 12, rx: 2, ...(className ? { class: className } : { fill: "url(#hatched)" }) });
+  return make("li", {}, make("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" }, box), text);
+}
+
+function table(caption, heads, rows) {
+  const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)));
+  const body = rows.map((row) => make("tr", {}, ...row.map((text, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, text))));
+  const parts = [make("thead", {}, head), make("tbody", {}, ...body)];
+  return make("table", {}, ...(caption ? [make("caption", {}, caption)] : []), ...parts);
+}
+
+function card(name, value, unit, was, data) {
+  return make("div", { class: "card" }, make("dt", {}, name),
+    make("dd", { "data-answer": data[0], "data-value": String(data[1]) }, value, unit ? make("span", { class: "unit" }, ` ${unit}`) : ""),
+    make("dd", { class: "was" }, was));
+}
+
+function paddingShare(found) {
+  return found.state_bytes && found.padded_state_bytes ? (found.padded_state_bytes - found.state_bytes) / found.state_bytes : 0;
+}
+
+function concurrency(found) {
+  return found.num_blocks / found.blocks_per_request;
+}
+
+function drawCards(s, found) {
+  const was = (name, now, then, spoken) => (then === undefined || now === then ? "" : `model: ${spoken(then)}`);
+  const own = start || {};
+  const crossText = (n) => (n === null ? "none" : count(n));
+  const fit = found.fits ? concurrency(found).toFixed(2) : "0";
+  show("cards",
+    card("Crossover", crossText(found.crossover_tokens), found.crossover_tokens === null ? "" : "tokens",
+      was("", found.crossover_tokens, own.crossover_tokens, crossText), ["crossover_tokens", found.crossover_tokens]),
+    card("Block", count(found.aligned_tokens), "tokens", was("", found.aligned_tokens, own.aligned_tokens, count), ["block_tokens", found.block_tokens]),
+    card("State padding", percent(paddingShare(found)), "", start && paddingShare(found) !== paddingShare(start) ? `model: ${percent(paddingShare(start))}` : "",
+      ["padded_state_bytes", found.padded_state_bytes]),
+    card(`Requests of ${short(s.context_tokens)}`, fit, `in ${count(s.memory_gib)} GiB`,
+      found.fits ? `${plural(found.blocks_per_request, "block")} each of ${count(found.num_blocks)}` : "one does not fit beside the null block", ["kv_tokens", found.kv_tokens]),
+  );
+}
+
+/* The plan of the same deployment, as long as the architecture is the model's own. */
+function drawCommand(s) {
+  const flags = { tp: "--tp", drafts: "--drafts", kv_dtype: "--kv-dtype", state_dtype: "--state-dtype", conv_dtype: "--conv-dtype", block_tokens: "--block-size" };
+  const deployment = [...Object.keys(flags), "context_tokens", "memory_gib", "batched_tokens", "prefix_caching"];
+  const moved = Object.keys(OWN).filter((name) => knobs[name] !== OWN[name] && !deployment.includes(name));
+  const plan = ["hybridplan plan", START.command_model, `--kv-memory ${s.memory_gib}GiB`, `--max-model-len ${s.context_tokens}`, `--max-num-batched-tokens ${s.batched_tokens}`];
+  for (const [name, flag] of Object.entries(flags)) {
+    if (knobs[name] !== OWN[name] || (name === "tp" && s.tp > 1) || (name === "drafts" && s.drafts)) plan.push(`${flag} ${knobs[name]}`);
+  }
+  if (s.drafts && !(s.draft_layers && s.full_layers)) plan.push("--draft-method ngram");
+  if (s.prefix_caching !== OWN.prefix_caching) plan.push(s.prefix_caching ? "--prefix-caching" : "--no-prefix-caching");
+  byId("command-note").textContent = moved.length
+    ? "The architecture is no longer the model's, so no command plans it; this made the page."
+    : START.served
+      ? "The same pool, planned by the command line with everything around it."
+      : `vLLM ${START.rules} has no class for this architecture, so the planner refuses it; this made the page.`;
+  byId("command").textContent = moved.length || !START.served ? START.command : plan.join(" ");
+}
+
+function answerOf(s) {
+  return { ...explore(s), aligned_tokens: align(s).block };
+}
+
+let start = null;
+try {
+  start = answerOf(START.settings);
+} catch (error) {
+  if (!(error instanceof Refusal)) throw error;
+}
+
+let speaking = 0;
+function update() {
+  const s = settingsOf(knobs);
+  knobs.full_layers = s.full_layers;
+  knobs.window_layers = s.window_layers;
+  fields.forEach(showField);
+  const refused = byId("refused");
+  try {
+    const found = answerOf(s);
+    refused.hidden = true;
+    drawCards(s, found);
+    drawMemory(s, found);
+    drawBlock(s, found);
+    drawGroups(found);
+    drawCommand(s);
+    clearTimeout(speaking);
+    speaking = setTimeout(() => {
+      const cross = found.crossover_tokens === null ? "no crossover" : `crossover at ${plural(found.crossover_tokens, "token")}`;
+      byId("spoken").textContent = `${cross}, block of ${plural(found.aligned_tokens, "token")}, state padding ${percent(paddingShare(found))}, ${plural(found.groups.length, "group")}`;
+    }, 600);
+    byId("answers").dataset.answer = JSON.stringify(found);
+  } catch (error) {
+    if (!(error instanceof Refusal)) throw error;
+    refused.textContent = `Not possible: ${error.message}. The figures below are of the last possible setting.`;
+    refused.hidden = false;
+    delete byId("answers").dataset.answer;
+  }
+}
+
+byId("controls").addEventListener("input", (event) => {
+  const field = event.target.closest("[data-knob]");
+  if (!field || (field.type === "number" && field.value === "")) return;
+  setKnob(field.dataset.knob, fieldValue(field));
+  writeLink();
+  update();
+});
+byId("controls").addEventListener("change", (event) => {
+  if (event.target.matches("[data-knob]")) update();
+});
+byId("controls").addEventListener("submit", (event) => event.preventDefault());
+byId("reset").addEventListener("click", () => {
+  knobs = { ...OWN };
+  writeLink();
+  update();
+});
+byId("copy").addEventListener("click", async () => {
+  const button = byId("copy");
+  try {
+    await navigator.clipboard.writeText(location.href);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Copy it from the address bar";
+  }
+  setTimeout(() => { button.textContent = "Copy link"; }, 2500);
+});
+addEventListener("hashchange", () => { readLink(); update(); });
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth !== width) { width = innerWidth; update(); }
+});
+if (matchMedia("(max-width: 1000px)").matches) {
+  document.querySelectorAll(".controls > details").forEach((part, index) => { part.open = index === 0; });
+}
+readLink();
+update();
