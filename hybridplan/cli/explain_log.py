@@ -32,6 +32,7 @@ def _explain(
     file: Annotated[str, _FILE],
     model: Annotated[str | None, _MODEL] = None,
     tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallel size.")] = None,
+    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline parallel size.")] = None,
     kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", help="bf16, fp8, ...")] = None,
     state_dtype: Annotated[str | None, typer.Option("--state-dtype", help="float32, ...")] = None,
     drafts: Annotated[int | None, typer.Option("--drafts", help="Speculative tokens.")] = None,
@@ -43,6 +44,7 @@ def _explain(
 ) -> int:
     stated: dict[str, Value | None] = {
         "tp": tp,
+        "pp": pp,
         "kv_dtype": kv_dtype,
         "state_dtype": state_dtype,
         "drafts": drafts,

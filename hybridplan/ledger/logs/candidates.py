@@ -133,6 +133,7 @@ def _candidates(
                 "vllm",
                 rule,
                 tp=tp,
+                pp=int(stated.get("pp", 1)),
                 kv_dtype=None if kv is None else str(kv),
                 state_dtype=None if state is None else str(state),
                 drafts=int(draft or 0),

@@ -19,10 +19,10 @@ def explain_log(
 ) -> LogReport:
     """Explain the memory lines of a vLLM or SGLang boot log.
 
-    ``model`` and ``settings`` (tp, kv_dtype, state_dtype, drafts, prefix_caching, max_model_len,
-    block_size; generation and kernel_block_tokens as VllmOptions has them) win over what the log
-    says. Where both engines' lines occur, the one with more lines is explained. Raises InputError
-    for a log without a known line.
+    ``model`` and ``settings`` (tp, pp, kv_dtype, state_dtype, drafts, prefix_caching,
+    max_model_len, block_size; generation and kernel_block_tokens as VllmOptions has them) win over
+    what the log says. Where both engines' lines occur, the one with more lines is explained. Raises
+    InputError for a log without a known line.
     """
     facts = read_facts(lines, name)
     measured = [fact.engine for fact in facts if fact.kind != "arguments"]

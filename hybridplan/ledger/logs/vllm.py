@@ -86,6 +86,11 @@ def explain(
             "the logged token count has its old meaning (blocks over groups times the block); "
             f"requests of full length can hold {true_tokens:,} tokens at once"
         )
+    if best is not None and best.candidate.rules == "older":
+        notes.append(
+            "rules older: what releases before 0.32 logged (no states exported inside a prefill, "
+            "no alignment to them), learnt from logs and not read from their code"
+        )
     if alternatives:
         notes.append(
             f"{alternatives} other configurations would log the same lines; the most ordinary one "

@@ -175,6 +175,7 @@ def _inferred(case: Case, point: Point, blocks: int | None) -> tuple[PoolPlan, i
     settings = point.settings
     stated = {
         "tp": settings.tp,
+        "pp": settings.pp,
         "kv_dtype": settings.kv_dtype,
         "state_dtype": settings.state_dtype,
         "drafts": settings.drafts,
@@ -185,9 +186,10 @@ def _inferred(case: Case, point: Point, blocks: int | None) -> tuple[PoolPlan, i
     facts = read_facts(lines, case["id"])
     given = {key: value for key, value in stated.items() if value is not None}
     report = log.explain(facts, case["id"], settings.model, "", given)
+    plan = _replanned(report, point)
     wrong = [f"{x.kind}: {x.text!r}, ours {x.ours}" for x in report.lines if x.agrees is False]
     assert report.agrees, "; ".join(wrong)
-    return _replanned(report, point), report.num_blocks
+    return plan, report.num_blocks
 
 
 def _log_lines(case: Case, point: Point) -> list[str]:
@@ -205,7 +207,8 @@ def _log_lines(case: Case, point: Point) -> list[str]:
 
 def _replanned(report: Any, point: Point) -> PoolPlan:
     found = {setting.name: setting.value for setting in report.settings}
-    assert "rules" in found, f"{point.settings.model.name} has no plan under these settings"
+    if "rules" not in found:
+        raise NotDerivableError(f"the pool of {point.settings.model.name} is not modelled")
 
     def own(name: str) -> str | None:
         value = found.get(name)
@@ -217,6 +220,7 @@ def _replanned(report: Any, point: Point) -> PoolPlan:
         "vllm",
         rules,
         tp=int(found["tp"]),
+        pp=point.settings.pp or 1,
         kv_dtype=own("kv_dtype"),
         state_dtype=own("state_dtype"),
         drafts=int(found["drafts"]),

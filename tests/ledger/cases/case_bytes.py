@@ -341,16 +341,6 @@ def prefill_checkpoint(case: Case) -> Found:
     return {("checkpoint_at",): position}
 
 
-def concurrency_of_tokens(case: Case) -> Found:
-    """The two logged figures as one pool, counted in blocks of one token."""
-    observed = case["observed"]
-    length = observed["max_model_len"]
-    logged = Capacity(observed["kv_tokens"], observed["concurrency"], length, None, None)
-    solved = solve(logged, groups=1, block_tokens=1, per_request=length, bytes_per_block=1)
-    assert solved is not None
-    return {("concurrency",): round(solved.num_blocks / length, 2)}
-
-
 def sglang_clamp(case: Case) -> Found:
     """Running requests that so many slots allow."""
     observed = case["observed"]

@@ -34,6 +34,7 @@ class Settings:
     model: ModelSpec
     version: str = ""
     tp: int | None = None
+    pp: int | None = None
     kv_dtype: str | None = None
     state_dtype: str | None = None
     drafts: int | None = None
@@ -46,9 +47,7 @@ class Settings:
 
 INFERRED: dict[str, dict[str, Any]] = {
     "A04": {"state_dtype": "bfloat16"},  # "with a bf16 SSM state"
-    "A06": {"ngram_layers": [2]},  # "4 state groups": the fourth is the n-gram layers'
     "A07": {"points": [{"kv_dtype": "bfloat16"}, {"kv_dtype": "int8_per_token_head"}]},
-    "A17": {"ngram_layers": [2]},
     "A20": {"kernel_block_tokens": 128},  # "R1 with align=128"
     "B12": {  # "no_spec" for the first pool, "spec4" for the others
         "points": [
@@ -81,10 +80,11 @@ INFERRED: dict[str, dict[str, Any]] = {
             },
         ]
     },
-    "H11": {"ngram_layers": [2]},
-    "H12": {"ngram_layers": [2]},
 }
 
+# The published file of Qwen3.8-Flash-Next does not say which layers have n-gram embeddings; every
+# logged boot of it shows the group of their states.
+_NGRAM_MODEL, _NGRAM_LAYERS = "qwen3.8-flash-next", (2,)
 _DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -104,7 +104,7 @@ _DRAFTER_HEAD_DIM = 128
 def settings_of(case: Case) -> Settings:
     """Everything the case states. Raises NotDerivableError where no known model is named."""
     said = INFERRED.get(case["id"], {})
-    spec = model_of(case["model"], said.get("ngram_layers"))
+    spec = model_of(case["model"])
     flags = " ".join(case.get("flags", []))
     dtype = case.get("dtype", {})
     drafts = said.get("drafts", _drafts(case, flags))
@@ -115,6 +115,7 @@ def settings_of(case: Case) -> Settings:
         model=spec,
         version=case.get("engine_version") or "",
         tp=said.get("tp", case.get("tp")),
+        pp=_number(r"\bPP (\d+)", flags),
         kv_dtype=said.get("kv_dtype", _dtype(dtype.get("kv"))),
         state_dtype=said.get("state_dtype", _dtype(dtype.get("state"))),
         drafts=drafts,
@@ -126,7 +127,7 @@ def settings_of(case: Case) -> Settings:
     )
 
 
-def model_of(text: str, ngram_layers: list[int] | None = None) -> ModelSpec:
+def model_of(text: str) -> ModelSpec:
     """The model a case names, less what it says about weights, drafters and titles."""
     name = re.split(r" \(| \+|,", text)[0].removeprefix("NVIDIA-")
     words = [word for word in name.split() if word != "geometry"]
@@ -137,13 +138,12 @@ def model_of(text: str, ngram_layers: list[int] | None = None) -> ModelSpec:
             words.pop()
             continue
         assert spec is not None
-        return spec if ngram_layers is None else _with_ngram_layers(spec.name, tuple(ngram_layers))
+        return spec if spec.name != _NGRAM_MODEL else _with_ngram_layers(spec.name, _NGRAM_LAYERS)
     raise NotDerivableError(f"the model ({text}) is not one whose config.json is known")
 
 
 @cache
 def _with_ngram_layers(name: str, layers: tuple[int, ...]) -> ModelSpec:
-    """The shipped file does not say which layers have n-gram embeddings; a checkpoint's does."""
     path = folder() / f"{name}.json"
     data = copy.deepcopy(json.loads(path.read_text()))
     data["text_config"]["ple_layer_ids"] = list(layers)

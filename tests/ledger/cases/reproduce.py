@@ -96,8 +96,6 @@ def handler_of(case: Case) -> Handler:
     listed = [one for key in ("points", "runs") for one in observed.get(key, ())]
     if case["engine"] == "sglang" and any("max_running" in one for one in listed):
         return case_bytes.sglang_clamp
-    if "kv_tokens" in observed and any("PP" in flag for flag in case.get("flags", ())):
-        return case_bytes.concurrency_of_tokens
     if case["engine"].startswith("vllm") and any(
         key in one
         for one in (observed, *listed)

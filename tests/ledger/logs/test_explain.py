@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridplan.errors import InputError
+from hybridplan.ledger.logs.candidates import rule_order
 from hybridplan.ledger.logs.explain import explain_log
 from hybridplan.ledger.logs.result import LogReport
 
@@ -111,3 +112,30 @@ def test_unknown_logged_model_is_said() -> None:
     found = report(B02.replace("Qwen/Qwen3.8-27B-FP8", "someone/else"))
     assert found.model is None
     assert "someone/else" in found.notes[0]
+
+
+def test_a_length_the_user_gives_completes_the_log() -> None:
+    lines = "GPU KV cache size: 377,456 tokens\n"
+    found = report(lines, model="qwen3.8-27b", tp=2, max_model_len=262144, prefix_caching="True")
+    assert (found.num_blocks, found.blocks_per_request) == (491, 341)
+
+
+@pytest.mark.parametrize(
+    "version, rules",
+    [("0.33.0", ("0.33",)), ("0.28.1rc1.dev524", ("older", "0.32")), ("0.19.1", ("older", "0.32"))],
+)
+def test_a_stated_version_rules_out_newer_rules(version: str, rules: tuple[str, ...]) -> None:
+    assert rule_order(version) == rules
+
+
+def test_the_card_is_an_input() -> None:
+    log = "Setting attention block size to 1664 tokens\n"
+    stated = {"model": "qwen3.8-27b", "tp": 2, "kv_dtype": "fp8", "drafts": 2}
+    assert report(log, **stated, prefix_caching="True", kernel_block_tokens=128).agrees
+    assert not report(log, **stated, prefix_caching="False", kernel_block_tokens=16).agrees
+
+
+def test_pipeline_ranks_share_the_layers_of_a_block() -> None:
+    log = "Available KV cache memory: 10.35 GiB\nGPU KV cache size: 1,000,000 tokens\n"
+    found = report(log, model="qwen3.8-27b", tp=4, pp=2, max_model_len=262144)
+    assert ("pp", "2", "stated") in {(s.name, s.value, s.origin) for s in found.settings}
