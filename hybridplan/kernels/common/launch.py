@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -41,7 +42,8 @@ def pipeline_stages(wanted: int, element_bytes: int, device: torch.device) -> in
         return wanted
     if element_bytes > 2:
         return 1
-    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    index = torch.cuda.current_device() if device.index is None else device.index
+    room = driver.active.utils.get_device_properties(index)["max_shared_mem"]
     return wanted if room >= 227 * 1024 else min(wanted, 2) if room >= 160 * 1024 else 1
 
 

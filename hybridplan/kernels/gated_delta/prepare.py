@@ -91,7 +91,7 @@ def prepare(
                 g = tl.where(m, g, 0.0)
         g = tl.maximum(g * LOG2_E, -200.0)  # 2^-200 is 0 in fp32; keeps -inf out of differences
         gc = tl.cumsum(g, 0)
-        last = tl.sum(g)
+        last = tl.min(gc)  # the last of the falling sums, with their rounding
         pair = power_of_2(tl.where(low, gc[:, None] - gc[None, :], -1e9))
         row = (ic * HV + hv).to(tl.int64) * C
         tile = (row + oc[:, None]) * C + oc[None, :]

@@ -129,7 +129,7 @@ def prepare(
                 g = tl.where(mask, g, 0.0)
         g = tl.maximum(g * LOG2_E, -200.0)  # 2^-200 is 0 in fp32; keeps -inf out of differences
         G = tl.cumsum(g, 0)
-        whole = tl.sum(g, 0)
+        whole = tl.min(G, 0)  # the last of the falling sums, with their rounding
         tl.store(decay + (ic * HV + hv) * BK + oj, whole)
         kf = tl.load(at_k + oj[None, :], mask=mask, other=0.0).to(tl.float32) * rk[:, None]
         qf = tl.load(at_q + oj[None, :], mask=mask, other=0.0).to(tl.float32) * rq[:, None]
