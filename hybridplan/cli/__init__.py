@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hybridplan.cli.compare",
         "Every cache policy on one trace at one memory, and the bounds.",
     ),
+    "explore": ("hybridplan.cli.explore", "A page with sliders that starts at a model's shapes."),
+    "report": ("hybridplan.cli.report", "A trace and a model on one page: plan, hits, losses."),
     "sweep": (
         "hybridplan.cli.sweep",
         "A grid of configurations over traces; resumable, any scheduler.",

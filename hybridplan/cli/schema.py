@@ -19,6 +19,7 @@ _RESULTS = {
     "models": ("hybridplan.ledger.catalogue", ("Catalogue",)),
     "plan": ("hybridplan.ledger.planning.result", ("VllmResult", "SglangResult")),
     "simulate": ("hybridplan.sim.result", ("SimulateResult",)),
+    "curve": ("hybridplan.sim.sweep.curve", ("Curve",)),
     "sweep": ("hybridplan.sim.sweep.sweep", ("SweepResult",)),
     "trace": ("hybridplan.sim.traces.summary", ("TraceSummary",)),
 }
