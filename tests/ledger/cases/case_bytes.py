@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -149,21 +150,27 @@ def _of_state_bytes(size: int) -> ModelSpec:
 
 def offloaded(case: Case) -> Found:
     """Attention blocks x layers x page, and states without their padding."""
-    settings, observed = settings_of(case), case["observed"]
+    settings = settings_of(case)
     layers = model_caches(settings.model, Deployment("vllm", kv_dtype=settings.kv_dtype))
     plan = plan_vllm(
         settings.model, Deployment("vllm", "0.32"), VllmOptions(prefix_caching=True), 1 << 40
     )
     block = plan.block_tokens
-    # "200 blocks + 1 state", "212 blocks + 10 states": the load is the hit, the store its request.
-    load = offload(layers, observed["external_hit_tokens"], 1)
-    store = offload(layers, 212 * block, 10)
+    hit, hit_states = _counts(case, "load")
+    stored, stored_states = _counts(case, "store")
     return {
         ("block_size",): block,
-        ("external_hit_tokens",): 200 * block,
-        ("load_bytes",): load.host_bytes,
-        ("store_bytes",): store.host_bytes,
+        ("external_hit_tokens",): hit * block,
+        ("load_bytes",): offload(layers, hit * block, hit_states).host_bytes,
+        ("store_bytes",): offload(layers, stored * block, stored_states).host_bytes,
     }
+
+
+def _counts(case: Case, name: str) -> tuple[int, int]:
+    """Blocks and states that the derivation names, as in "200 blocks + 1 state = ..."."""
+    found = re.match(r"(\d+) blocks \+ (\d+) states?", case["derived"]["predicted"][name])
+    assert found is not None, name
+    return int(found.group(1)), int(found.group(2))
 
 
 def retrieved(case: Case) -> Found:
@@ -350,9 +357,12 @@ def sglang_clamp(case: Case) -> Found:
         return {("effective",): effective, ("ratio_S",): _reserved(case)}
     if "points" in observed:
         requested = max(one["max_running"] for one in observed["points"])
+        clamped = [_clamp(case, one["slots"], requested) for one in observed["points"]]
+        # What was asked for is an input where it, and not the slots, is what runs.
         return {
-            ("points", i, "max_running"): _clamp(case, one["slots"], requested)
-            for i, one in enumerate(observed["points"])
+            ("points", i, "max_running"): running
+            for i, running in enumerate(clamped)
+            if running < requested
         }
     running = _clamp(case, observed["max_mamba_cache_size"], observed["requested"])
     return {("effective_max_running",): running, ("slots_per_request",): _reserved(case)}

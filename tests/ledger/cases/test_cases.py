@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import agreement
 import pytest
@@ -23,6 +25,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     given = metafunc.config.getoption("--cases")
+    if metafunc.definition.name == test_a_changed_figure_is_caught.__name__:
+        own = [case for case in reproduce.load(agreement.CASES) if reproduce.is_exact(case)]
+        metafunc.parametrize("case", own, ids=map(reproduce.name, own))
+        return
     cases = reproduce.load(given or agreement.CASES)
     marked = [pytest.param(c, id=reproduce.name(c), marks=_marks(c, own=not given)) for c in cases]
     metafunc.parametrize("case", marked)
@@ -43,7 +49,30 @@ def test_the_case_is_reproduced(case: Case) -> None:
     assert compared > 0
 
 
-def test_most_themes_are_covered() -> None:
+def test_a_changed_figure_is_caught(case: Case) -> None:
+    """No handler hands back what it was given: each observed figure, changed alone, disagrees."""
+    for where in reproduce.handler_of(case)(case):
+        if where[0] == "derived":
+            continue
+        changed = copy.deepcopy(case)
+        holder = changed["observed"]
+        for step in where[:-1]:
+            holder = holder[step]
+        holder[where[-1]] = _more(holder[where[-1]])
+        assert reproduce.verdict(changed).word != "agree", where
+
+
+def _more(figure: Any) -> Any:
+    if isinstance(figure, dict):
+        return {key: _more(value) for key, value in figure.items()}
+    if isinstance(figure, list):
+        return [_more(value) for value in figure]
+    if isinstance(figure, int):
+        return figure + max(1, round(0.03 * figure))
+    return 1.03 * figure + 0.02
+
+
+def test_the_exact_cases_are_all_there() -> None:
     exact = [case for case in reproduce.load(agreement.CASES) if reproduce.is_exact(case)]
     assert len(exact) == 55
 
@@ -51,11 +80,3 @@ def test_most_themes_are_covered() -> None:
 def test_the_table_says_what_the_cases_say() -> None:
     written = (ROOT / "docs" / "agreement.md").read_text()
     assert agreement.table() in written, "run python tests/ledger/cases/agreement.py"
-
-
-def test_a_wrong_figure_is_caught() -> None:
-    case = next(c for c in reproduce.load(agreement.CASES) if c["id"] == "B02")
-    changed = {**case, "observed": {**case["observed"], "blocks_for_262144": 169}}
-    assert reproduce.differences(changed)[0] == [
-        "blocks_for_262144: ours 168, observed 169",
-    ]
