@@ -161,12 +161,11 @@ def _boot_lines(plan: SglangPlan, kv_dtype: str) -> tuple[str, ...]:
         f"Mamba Cache is allocated. max_mamba_cache_size: {got.slots}, "
         f"conv_state size: {_gigabytes(conv)}GB, ssm_state size: {_gigabytes(state)}GB"
     ]
-    if plan.kv_bytes_per_token:
-        kv = got.kv_tokens * plan.kv_bytes_per_token
-        lines.append(
-            f"KV Cache is allocated. dtype: torch.{kv_dtype}, #tokens: {got.kv_tokens}, "
-            f"K size: {_gigabytes(kv // 2)} GB, V size: {_gigabytes(kv - kv // 2)} GB"
-        )
+    kv = got.kv_tokens * plan.kv_bytes_per_token
+    lines.append(
+        f"KV Cache is allocated. dtype: torch.{kv_dtype}, #tokens: {got.kv_tokens}, "
+        f"K size: {_gigabytes(kv // 2)} GB, V size: {_gigabytes(kv - kv // 2)} GB"
+    )
     lines.append(
         f"max_total_num_tokens={got.kv_tokens}, max_running_requests={got.max_running_requests}, "
         f"context_len={plan.context_tokens}"
@@ -222,6 +221,14 @@ def plan_sglang(
         )
     drafting = draft_caches(spec, deployment) if deployment.drafts else ()
     per_token = kv_bytes_per_token(layers + drafting, spec.name)
+    if not per_token:
+        raise InputError(
+            f"{spec.name} has no attention, so SGLang has no KV to divide memory with; see "
+            "hybridplan ledger --engine sglang"
+        )
+    context = options.context_tokens or spec.max_tokens
+    if not context:
+        raise InputError(f"{spec.name} states no longest length; give --max-model-len")
     architecture = spec.architecture
     strategy = (
         "no_buffer"
@@ -240,7 +247,6 @@ def plan_sglang(
     ring = extra = 0
     if options.replay == "verify":
         ring, extra = verify_ring_bytes(spec, deployment, options.replay_rows)
-    context = options.context_tokens or spec.max_tokens
     verify_tokens = deployment.drafts + 1
     snapshots = options.replay != "verify" and not options.prefill_server
     got = split(
@@ -268,7 +274,7 @@ def plan_sglang(
     if got.intermediate_bytes:
         allocated = _intermediates(spec, layers, got.max_running_requests, verify_tokens)
     checkpoint, track = _grids(spec, options)
-    equivalent = Fraction(slot, per_token) if per_token else Fraction(0)
+    equivalent = Fraction(slot, per_token)
     held = reserved + (verify_tokens if snapshots and verify_tokens > 1 else 0)
     tracking = tracking_slots(strategy, overlap=overlap)
     requests = got.max_running_requests + options.preallocated_requests

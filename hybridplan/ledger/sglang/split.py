@@ -117,8 +117,8 @@ def split(given: SplitInput) -> Split:
         intermediates = given.slot_bytes * given.verify_tokens * (rows + 1)
     slots_bytes = (slots + 1) * (given.slot_bytes + given.slot_extra_bytes)
     kv_bytes = given.rest_bytes - intermediates - slots_bytes - fixed
-    kv_tokens = kv_bytes // given.kv_bytes_per_token if given.kv_bytes_per_token else 0
-    if given.kv_bytes_per_token and kv_tokens < 2:
+    kv_tokens = kv_bytes // given.kv_bytes_per_token
+    if kv_tokens < 2:
         raise RefusalError(
             f"{slots} state slots take {slots_bytes:,} bytes and {intermediates + fixed:,} go to "
             f"speculation, of {given.rest_bytes:,}; that leaves {max(kv_tokens, 0)} KV tokens: "

@@ -177,10 +177,17 @@ def _with_block(site: Site, alignment: Alignment, mode: CacheMode) -> LayerCache
     if isinstance(cache, StateCache):
         assert alignment.state_block_tokens is not None
         grid = cache.checkpoint_alignment_tokens
+        padded = alignment.state_page_bytes
+        if padded is not None and padded < cache.content_bytes:
+            raise RefusalError(
+                f"the block is aligned for a state of {alignment.state_bytes:,} bytes in pages of "
+                f"{padded:,}, but the layers keep {cache.content_bytes:,} bytes whatever "
+                "--mamba-ssm-cache-dtype says, and vLLM stops on that; drop --state-dtype"
+            )
         return replace(
             cache,
             block_tokens=alignment.state_block_tokens,
-            padded_page_bytes=alignment.state_page_bytes,
+            padded_page_bytes=padded,
             mode=mode,
             checkpoint_alignment_tokens=alignment.state_block_tokens if grid == 0 else grid,
         )

@@ -110,6 +110,7 @@ def test_decode_ring_is_outside_the_split() -> None:
     [
         ("llama-3.1-8b", {}, "no recurrent state"),
         ("plamo-2-1b", {}, "windowed attention"),
+        ("falcon-mamba-7b", {}, "no attention"),
         ("kimi-linear-48b-a3b-instruct", {"replay": "decode"}, "not KDA"),
         ("nemotron-nano-9b-v2", {"replay": "verify"}, "has none"),
     ],
