@@ -77,9 +77,12 @@ def _of_ledger(layers: tuple[LayerCaches, ...]) -> Counter[tuple[str, int, int]]
     for layer in layers:
         for cache in layer.tokens:
             found["tokens", cache.bytes_per_entry, cache.tokens_per_entry] += 1
-        checkpointed = sum(state.bytes for state in layer.states if state.checkpointed)
-        if checkpointed:
-            found["state", checkpointed, 1] += 1
+        by_mixer: Counter[str] = Counter()
+        for state in layer.states:
+            by_mixer[state.mixer] += state.bytes if state.checkpointed else 0
+        for checkpointed in by_mixer.values():
+            if checkpointed:
+                found["state", checkpointed, 1] += 1
         for state in layer.states:
             if not state.checkpointed:
                 found["ring", state.bytes, 1] += 1
