@@ -258,7 +258,7 @@ function drawBlock(s, found) {
     picture.append(make("rect", { x: 0, y, width: scale(tokens * found.token_bytes), height: bar, rx: 3, class: "fill-full" }));
     const step = s.block_tokens || 16;
     const units = tokens / step;
-    for (let i = 1; i < units && units <= 200; i += 1) {
+    for (let i = 1; i < units && units <= 100; i += 1) {
       const at = scale(i * step * found.token_bytes);
       picture.append(make("line", { x1: at, x2: at, y1: y, y2: y + bar, class: "seam" }));
     }
@@ -390,12 +390,15 @@ function drawCommand(s) {
   const moved = Object.keys(OWN).filter((name) => knobs[name] !== OWN[name] && !deployment.includes(name));
   const plan = ["hybridplan plan", START.command_model, `--kv-memory ${s.memory_gib}GiB`, `--max-model-len ${s.context_tokens}`, `--max-num-batched-tokens ${s.batched_tokens}`];
   for (const [name, flag] of Object.entries(flags)) {
-    if (knobs[name] !== OWN[name] || (name === "tp" && s.tp > 1) || (name === "drafts" && s.drafts)) plan.push(`${flag} ${knobs[name]}`);
+    if (knobs[name] !== START.defaults[name]) plan.push(`${flag} ${knobs[name]}`);
   }
   if (s.drafts && !(s.draft_layers && s.full_layers)) plan.push("--draft-method ngram");
   if (s.prefix_caching !== OWN.prefix_caching) plan.push(s.prefix_caching ? "--prefix-caching" : "--no-prefix-caching");
+  const beyond = START.max_tokens && s.context_tokens > START.max_tokens;
   byId("command-note").textContent = moved.length
     ? "The architecture is no longer the model's, so no command plans it; this made the page."
+    : START.served && beyond
+      ? `The model is made for ${plural(START.max_tokens, "token")}, so the planner refuses this context.`
     : START.served
       ? "The same pool, planned by the command line with everything around it."
       : `vLLM ${START.rules} has no class for this architecture, so the planner refuses it; this made the page.`;
@@ -428,6 +431,8 @@ function update() {
     drawBlock(s, found);
     drawGroups(found);
     drawCommand(s);
+    const crossing = found.crossover_tokens === null ? "none" : count(found.crossover_tokens);
+    byId("dock").textContent = `Crossover ${crossing} · block ${count(found.aligned_tokens)} · padding ${percent(paddingShare(found))} · ${plural(found.groups.length, "group")}`;
     clearTimeout(speaking);
     speaking = setTimeout(() => {
       const cross = found.crossover_tokens === null ? "no crossover" : `crossover at ${plural(found.crossover_tokens, "token")}`;
@@ -438,6 +443,7 @@ function update() {
     if (!(error instanceof Refusal)) throw error;
     refused.textContent = `Not possible: ${error.message}. The figures below are of the last possible setting.`;
     refused.hidden = false;
+    byId("dock").textContent = error.message;
     delete byId("answers").dataset.answer;
   }
 }

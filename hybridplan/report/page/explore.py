@@ -33,6 +33,8 @@ def explore_page(
         "served": served,
         "rules": ENGINE_RULES,
         "states": _states(start),
+        "defaults": asdict(of_model(spec, Deployment("vllm", ENGINE_RULES))),
+        "max_tokens": spec.max_tokens,
     }
     return fill(
         "explore.html",
