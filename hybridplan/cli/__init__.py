@@ -35,6 +35,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "explore": ("hybridplan.cli.explore", "A page with sliders that starts at a model's shapes."),
     "report": ("hybridplan.cli.report", "A trace and a model on one page: plan, hits, losses."),
+    "recommend": (
+        "hybridplan.cli.recommend",
+        "Flags that get more hits out of a trace, and how to set them.",
+    ),
     "sweep": (
         "hybridplan.cli.sweep",
         "A grid of configurations over traces; resumable, any scheduler.",
