@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,15 +100,14 @@ CASES: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", CASES)
 def test_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw, wanted = CASES[name]
     path = tmp_path / "config.json"
     path.write_bytes(raw)
-    started = time.perf_counter()
     with pytest.raises(ConfigError) as caught:
         load(str(path))
-    assert time.perf_counter() - started < 2
     sentence = caught.value.sentence
     assert wanted in sentence
     assert str(path) in sentence

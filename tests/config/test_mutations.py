@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,6 @@ def _load(path: Path) -> tuple[Any, list[tuple[Any, ...]]]:
 
 
 def _check(data: Any, name: str, *, weigh: bool = True) -> None:
-    started = time.perf_counter()
     try:
         spec = read_config(data, file="mutant.json", name=name)
     except (ConfigError, InputError) as error:
@@ -133,7 +131,6 @@ def _check(data: Any, name: str, *, weigh: bool = True) -> None:
         assert 1 <= len(spec.layers) <= 4096
         assert spec.hidden_size >= 0
         assert not weigh or weights(spec).total_params >= 0
-    assert time.perf_counter() - started < 2
 
 
 _SHIPPED = sorted(catalogue.folder().glob("*.json"))
