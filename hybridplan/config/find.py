@@ -141,7 +141,8 @@ def nearest(text: str, names: Iterable[str]) -> list[str]:
 
 def _nearest_sentence(text: str) -> str:
     close = ", ".join(nearest(text[:200], entries()))
+    fetch = "; --download looks for it on the hub" if _REPO.fullmatch(text) else ""
     return (
         f"{text[:120]!r} is no file, no folder, no catalogue name and no repo in the local hub "
-        f"cache; the closest names are {close} (hybridplan models lists all)"
+        f"cache; the closest names are {close} (hybridplan models lists all){fetch}"
     )

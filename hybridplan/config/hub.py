@@ -61,5 +61,6 @@ def download_config(repo: str) -> Path:
     try:
         return Path(hf_hub_download(repo, "config.json"))
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"config.json of {repo} could not be downloaded: {reason[0]}") from error
+        said = [line.strip(" .") for line in str(error).splitlines() if line.strip()]
+        reason = ": ".join(said[:2]) or type(error).__name__
+        raise InputError(f"config.json of {repo} could not be downloaded: {reason}") from error

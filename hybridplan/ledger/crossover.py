@@ -126,7 +126,7 @@ def crossover(spec: ModelSpec, deployment: Deployment) -> Crossover:
     elif attention_layers(twin) == attention_layers(spec):
         reason = "every mixing layer has attention already; the states come on top"
     elif tokens is None:
-        reason = "every attention layer is windowed, and the states outweigh full windows"
+        reason = "the states outweigh what attention in their place would hold at any context"
     else:
         reason = (
             "state bytes of the recurrent layers / KV bytes a token that attention in their place "

@@ -10,6 +10,7 @@ from hybridplan.errors import InputError
 Engine: TypeAlias = Literal["vllm", "sglang", "transformers", "llama.cpp", "mlx"]
 ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "transformers", "llama.cpp", "mlx")
 VLLM_VERSIONS = ("0.32", "0.33")
+_MOST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,12 @@ class Deployment:
     drafts: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dcp"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if self.drafts < 0:
-            raise InputError(f"drafts is {self.drafts}; it must be 0 or more")
+        for name, least in (("tp", 1), ("pp", 1), ("dcp", 1), ("drafts", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise InputError(f"{name} is {value}; it must be {least} or more")
+            if value > _MOST:
+                raise InputError(f"{name} is {value:,}; the most that is accepted is {_MOST:,}")
         if self.engine not in ENGINES:
             raise InputError(f"engine {self.engine!r} is not known; known are {', '.join(ENGINES)}")
 

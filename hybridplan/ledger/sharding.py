@@ -13,10 +13,10 @@ T = TypeVar("T")
 def split(count: int, ranks: int, what: str) -> int:
     """``count`` / ``ranks``, exact. Raises InputError naming both numbers when it is not."""
     if count % ranks:
-        fits = [n for n in range(1, ranks + 1) if count % n == 0]
+        smaller = next(n for n in range(min(ranks, count), 0, -1) if count % n == 0)
         raise InputError(
             f"tensor parallel size {ranks} does not divide the {count} {what}; "
-            f"the next smaller size that does is {fits[-1]}"
+            f"the next smaller size that does is {smaller}"
         )
     return count // ranks
 

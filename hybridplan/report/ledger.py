@@ -83,7 +83,7 @@ def _answers(ledger: Ledger) -> Iterator[RenderableType]:
     grows = f"{count(per_token.bytes)} B"
     if per_token.windowed_bytes:
         grows += f", and {count(per_token.windowed_bytes)} B until the windows are full"
-    if per_token.twin_bytes is not None and ledger.model.recurrent_layers:
+    if per_token.twin_bytes and ledger.model.recurrent_layers:
         grows += f"; its all-attention twin {count(per_token.twin_bytes)} B"
     grid.add_row("A token adds", grows)
     parts = [f"state {exact(request.state_bytes)}", f"conv {exact(request.conv_bytes)}"]

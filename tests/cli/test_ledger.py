@@ -218,6 +218,8 @@ def test_importing_the_package_imports_nothing_else() -> None:
 BAD = [
     (["qwen3.5-0.8b", "--tp", "3"], "tensor parallel size 3 does not divide the 16", "tp-heads"),
     (["qwen3.5-0.8b", "--tp", "0"], "tp is 0", "tp-zero"),
+    (["falcon-mamba", "--tp", str(10**18)], "the most that is accepted is 65,536", "tp-absurd"),
+    (["qwen3.5-0.8b", "--drafts", str(10**14)], "drafts is 100,000,000,000,000", "drafts-absurd"),
     (["qwen3.5-0.8b", "--kv-dtype", "fp3"], "dtype 'fp3' is not known", "kv-dtype"),
     (["qwen3.5-0.8b", "--kv-dtype", "fp8_ds_mla"], "packs an MLA latent", "kv-needs-mla"),
     (["kimi-linear", "--kv-dtype", "nvfp4"], "needs K and V heads", "kv-needs-heads"),
