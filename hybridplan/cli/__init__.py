@@ -47,6 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
 }
 
+INTERRUPTED = 130
+
 
 def _stub(module: str) -> Callable[[], None]:
     def command() -> None:
@@ -103,8 +105,8 @@ def _report_error(sentence: str, kind: str, exit_code: int, as_json: bool) -> in
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code: 0 yes, 1 no, 2 bad input, 130 interrupted."""
     as_json = "--json" in arguments
-    app = build_app(_wanted(arguments))
     try:
+        app = build_app(_wanted(arguments))
         result = app(list(arguments), prog_name="hybridplan", standalone_mode=False)
     except HybridplanError as error:
         return _report_error(error.sentence, error.kind, error.exit_code, as_json)
@@ -112,10 +114,12 @@ def run(arguments: Sequence[str]) -> int:
         sentence = " ".join(error.format_message().split())
         return _report_error(sentence, "usage", 2, as_json) if sentence else 2
     except (KeyboardInterrupt, typer.Abort):
-        return _report_error("interrupted", "interrupted", 130, as_json)
+        return _report_error("interrupted", "interrupted", INTERRUPTED, as_json)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    if result == INTERRUPTED:
+        return _report_error("interrupted", "interrupted", INTERRUPTED, as_json=False)
     return result if isinstance(result, int) else 0
 
 
