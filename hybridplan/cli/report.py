@@ -140,13 +140,14 @@ def _simulate_defaults() -> dict[str, Any]:
 
 def _plan(asked: EngineAsk) -> VllmResult | SglangResult:
     from hybridplan.ledger.planning import sglang, vllm
+    from hybridplan.ledger.planning.ask import VllmAsk
     from hybridplan.sim.setup import VllmFlags
 
     assert asked.memory is not None
     chosen = asked.flags
     if isinstance(chosen, VllmFlags):
         return vllm.plan(
-            vllm.VllmAsk(
+            VllmAsk(
                 asked.spec,
                 asked.deployment,
                 chosen.options,

@@ -128,9 +128,9 @@ def plan_section(plan: VllmResult | SglangResult) -> str:
     """The pool: where its bytes come from, the block, and what fits."""
     if isinstance(plan, SglangResult):
         said = (
-            f"{plan.slots:,} state slots of {size(plan.slot_bytes)} and {plan.kv_tokens:,} KV tokens "
-            f"of {count(plan.kv_bytes_per_token)} B; {plan.max_running_requests:,} requests run at "
-            f"once, bound by {plan.binds}."
+            f"{plan.slots:,} state slots of {size(plan.slot_bytes)} and {plan.kv_tokens:,} KV "
+            f"tokens of {count(plan.kv_bytes_per_token)} B; {plan.max_running_requests:,} "
+            f"requests run at once, bound by {plan.binds}."
         )
         parts = _split(
             "the two pools",

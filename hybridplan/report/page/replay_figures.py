@@ -196,7 +196,8 @@ def pool_section(result: SimulateResult) -> str:
     evicted = f"blocks evicted: {result.evictions:,}"
     said = (
         f"Requests running at once: {result.queue.peak_running:,} at most; waiting: "
-        f"{result.queue.peak_waiting:,} at most; preemptions: {result.queue.preemptions:,}; {evicted}; "
+        f"{result.queue.peak_waiting:,} at most; preemptions: {result.queue.preemptions:,}; "
+        f"{evicted}; "
         f"{size(result.held_bytes)} of content stayed at the end."
     )
 

@@ -8,6 +8,7 @@ same arithmetic in ``rules.js``; the tests compare the two.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hybridplan.config.spec import (
     Attending,
@@ -253,7 +254,7 @@ def _kind(mixer: Mixer) -> str:
     return "full" if isinstance(mixer, LatentAttention) else "state"
 
 
-def _state_fields(state: Recurrent | None) -> dict[str, object]:
+def _state_fields(state: Recurrent | None) -> dict[str, Any]:
     heads, key_heads, key_dim, value_dim, kernel, channels, over = 32, 16, 128, 128, 4, 0, True
     kind = state.kind if state is not None else "gdn"
     if isinstance(state, GatedDeltaNet):
