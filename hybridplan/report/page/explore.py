@@ -8,12 +8,13 @@ from dataclasses import asdict
 from hybridplan import __version__
 from hybridplan.config.find import load
 from hybridplan.config.spec import ModelSpec
-from hybridplan.errors import HybridplanError
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.vllm.pool import DoesNotFitError
 from hybridplan.ledger.vllm.rules import rules_of
 from hybridplan.report.page.assets import asset, escape, fill, script_json
 from hybridplan.report.page.controls import EXAMPLES, STATE_FIELDS, controls
-from hybridplan.report.page.settings import ENGINE_RULES, Answer, Settings, answer, of_model
+from hybridplan.report.page.of_model import of_model
+from hybridplan.report.page.settings import ENGINE_RULES, Answer, Settings, answer
 from hybridplan.report.units import size
 
 
@@ -22,7 +23,8 @@ def explore_page(
 ) -> str:
     """The page as text; ``model`` is what the user called it, ``command`` what made the page.
 
-    Raises RefusalError for a model that has caches without sliders.
+    Raises RefusalError for a model that has caches without sliders, HybridplanError for a
+    deployment that the engine or the model's shapes refuse.
     """
     start = of_model(spec, deployment, memory_gib)
     served = spec.architecture not in rules_of(ENGINE_RULES).unserved
@@ -48,6 +50,7 @@ def explore_page(
         footer=_footer(command),
         data=script_json(data),
         rules=asset("rules.js"),
+        figures=asset("figures.js"),
         script=asset("explore.js"),
     )
 
@@ -86,7 +89,7 @@ def _noscript(start: Settings) -> str:
     """What the sliders would show first, for readers without scripts."""
     try:
         found = answer(start)
-    except HybridplanError as error:
+    except DoesNotFitError as error:
         inside = f"<p>{escape(error.sentence)}.</p>"
     else:
         inside = _facts(start, found)

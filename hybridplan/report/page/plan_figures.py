@@ -67,11 +67,13 @@ def memory_section(ledger: Ledger) -> str:
         )
         if cross.tokens is not None and first <= cross.tokens <= last:
             at = axes.x(cross.tokens)
-            anchor = "end" if at > width * 0.6 else "start"
+            anchor = "end" if at > width - 200 else "start"
             parts.append(svg.line(at, axes.top, at, axes.height - axes.bottom, "mark"))
             shift = -9 if anchor == "end" else 9
             words = f"crossover {cross.tokens:,}"
-            parts.append(svg.text(at + shift, axes.top + 12, words, anchor, "strong"))
+            parts.append(
+                svg.text(at + shift, axes.height - axes.bottom - 10, words, anchor, "strong")
+            )
         return axes.height, "".join(parts)
 
     entries = [("curve full", "this model")]

@@ -9,7 +9,8 @@ from typing import Any
 
 from hybridplan.config.find import load
 from hybridplan.ledger.deployment import Deployment
-from hybridplan.report.page.settings import Settings, of_model
+from hybridplan.report.page.of_model import of_model
+from hybridplan.report.page.settings import Settings
 
 MODELS = (
     "falcon-h1-1.5b-base",

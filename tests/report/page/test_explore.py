@@ -13,7 +13,8 @@ from hybridplan.cli import run
 from hybridplan.config.find import load
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.report.page.explore import explore_page
-from hybridplan.report.page.settings import Settings, answer, of_model
+from hybridplan.report.page.of_model import of_model
+from hybridplan.report.page.settings import Settings, answer
 
 from .browser import WIDTHS, needs_chromium, seen, seen_at
 from .markup import Page, complaints
@@ -158,9 +159,10 @@ def test_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["no-such-model", "-o", "{tmp}/x.html"], 2, "no-such-model"),
         (["qwen3.5-0.8b", "--memory-gib", "0", "-o", "{tmp}/x.html"], 2, "--memory-gib 0"),
         (["qwen3.5-0.8b", "--kv-dtype", "fp7", "-o", "{tmp}/x.html"], 2, "fp7"),
+        (["qwen3.5-0.8b", "--tp", "3", "-o", "{tmp}/x.html"], 2, "does not divide"),
         (["deepseek-v3.2", "-o", "{tmp}/x.html"], 1, "sparse attention with an index"),
     ],
-    ids=["no folder", "suffix", "model", "memory", "dtype", "no sliders"],
+    ids=["no folder", "suffix", "model", "memory", "dtype", "ranks", "no sliders"],
 )
 def test_bad_input_is_one_sentence(
     arguments: list[str],

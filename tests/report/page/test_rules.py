@@ -18,7 +18,8 @@ from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.vllm.options import VllmOptions
 from hybridplan.ledger.vllm.plan import plan_vllm
 from hybridplan.report.page.assets import asset, script_json
-from hybridplan.report.page.settings import GIB, Settings, answer, of_model
+from hybridplan.report.page.of_model import of_model
+from hybridplan.report.page.settings import GIB, Settings, answer
 
 from .browser import dump_dom, needs_chromium
 from .random_settings import MODELS, some
