@@ -1,4 +1,7 @@
-"""Options shared by every test folder."""
+"""Options shared by every test folder.
+
+Here and not in tests/, so that pytest knows them before it takes a folder for one of tests.
+"""
 
 from __future__ import annotations
 
