@@ -16,6 +16,7 @@ from importlib import import_module
 import typer
 
 from hybridplan import __version__
+from hybridplan.cli.common import INTERRUPTED, Said
 from hybridplan.errors import HybridplanError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -46,8 +47,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "measure": ("hybridplan.cli.measure", "Hold the predictions against your own GPU."),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
 }
-
-INTERRUPTED = 130
 
 
 def _stub(module: str) -> Callable[[], None]:
@@ -118,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    if result == INTERRUPTED:
+    if result == INTERRUPTED and not isinstance(result, Said):
         return _report_error("interrupted", "interrupted", INTERRUPTED, as_json=False)
     return result if isinstance(result, int) else 0
 

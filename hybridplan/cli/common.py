@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 PIPE_WIDTH = 110
+INTERRUPTED = 130
+
+
+class Said(int):
+    """An exit code whose sentence is already on stderr."""
 
 
 def print_json(document: Any) -> None:
@@ -44,3 +49,9 @@ def print_report(*renderables: RenderableType) -> None:
 def warn(sentence: str) -> None:
     """One warning on stderr."""
     sys.stderr.write(f"hybridplan: warning: {sentence}\n")
+
+
+def interrupted(sentence: str) -> Said:
+    """The exit code of a run that was stopped but showed what it had, after saying so."""
+    warn(sentence)
+    return Said(INTERRUPTED)

@@ -11,7 +11,7 @@ import typer
 
 from hybridplan.cli import flags
 from hybridplan.cli import trace_options as trace_flag
-from hybridplan.cli.common import JsonFlag, print_json, print_report, warn
+from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
 
 _TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
@@ -127,6 +127,5 @@ def _compare(
 
         print_report(*screen(result))
     if result.interrupted:
-        warn("interrupted: the policies that were done are shown")
-        return 130
+        return interrupted("interrupted: the policies that were done are shown")
     return 0 if any(found.row is not None for found in result.rows) else 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridplan.cli.common import JsonFlag, print_json, print_report
+from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _measure(
 
         print_report(*screen(result))
     if not result.complete:
-        return 130
+        return interrupted("interrupted: the checks that were done are shown")
     return 0 if result.agrees else 1
 
 

@@ -13,7 +13,7 @@ import typer
 from hybridplan.cli import flags
 from hybridplan.cli import simulate as replayed
 from hybridplan.cli import trace_options as trace_flag
-from hybridplan.cli.common import warn
+from hybridplan.cli.common import interrupted
 from hybridplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def _report(
     write(output, report_page(parts))
     typer.echo(f"wrote {output}")
     if result.interrupted is not None:
-        warn(f"interrupted during the {result.interrupted}")
-        return 130
+        return interrupted(f"interrupted during the {result.interrupted}")
     return 0
 
 

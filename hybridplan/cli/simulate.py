@@ -10,7 +10,7 @@ import typer
 
 from hybridplan.cli import flags
 from hybridplan.cli import trace_options as trace_flag
-from hybridplan.cli.common import JsonFlag, print_json, print_report, warn
+from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -198,8 +198,7 @@ def _simulate(
 
         print_report(*screen(result))
     if result.interrupted is not None:
-        warn(f"interrupted during the {result.interrupted}")
-        return 130
+        return interrupted(f"interrupted during the {result.interrupted}")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridplan.cli.common import JsonFlag, print_json, print_report, warn
+from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report, warn
 from hybridplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ def _sweep(
 
         print_report(*screen(result))
     if result.missing:
-        warn(f"interrupted with {result.missing:,} cells to go; the same command resumes")
-        return 130
+        return interrupted(
+            f"interrupted with {result.missing:,} cells to go; the same command resumes"
+        )
     return 0 if any(cell.row is not None for cell in result.cells) else 1
 
 
