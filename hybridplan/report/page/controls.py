@@ -149,7 +149,15 @@ def _state(s: Settings) -> list[str]:
             ),
             s.state_value_dim,
         ),
-        _slider(Knob("conv_kernel", "Convolution kernel", (1, 2, 3, 4, 5, 6, 8)), s.conv_kernel),
+        _slider(
+            Knob(
+                "conv_kernel",
+                "Convolution kernel",
+                (2, 3, 4, 5, 6, 8),
+                least=min(2, s.conv_kernel),
+            ),
+            s.conv_kernel,
+        ),
     ]
     if s.state_kind != "kda":
         fields.append(_select("state_dtype", "State dtype", _with(s.state_dtype), s.state_dtype))

@@ -175,7 +175,8 @@ def _state_fields(state: Recurrent | None) -> dict[str, Any]:
         kernel = state.conv_kernel
     elif isinstance(state, IllustrativeState):
         heads, key_heads, key_dim, value_dim = state.state_elements, 1, 1, 1
-        kernel, channels = max(state.conv_kernel, 1), state.conv_channels
+        channels = state.conv_channels
+        kernel = state.conv_kernel if channels else kernel
     return {
         "state_kind": kind,
         "state_heads": heads,

@@ -165,7 +165,9 @@ function caches(s, aligned) {
       return { kind, layers, block, content, page: content };
     }
     const content = stateBytes(s, s.drafts);
-    const page = attends && aligned.state ? aligned.padded : content;
+    // The engine sets no padded size where the state it aligned filled the page exactly.
+    const padded = attends && aligned.padded !== aligned.state;
+    const page = padded ? aligned.padded : content;
     if (page !== content && page < content) {
       throw new Refusal(
         `a state page of ${page} bytes cannot hold a state of ${content} bytes with drafts`,

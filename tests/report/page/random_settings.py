@@ -35,6 +35,17 @@ MODELS = (
     "zamba2-2.7b",
 )
 
+# Where rules bite that single moves seldom reach.
+CORNERS: tuple[dict[str, Any], ...] = (
+    {"window_layers": 7, "full_layers": 5, "draft_layers": 3, "drafts": 40, "batched_tokens": 16},
+    {"kv_dtype": "fp8", "key_dim": 320, "tp": 1},
+    {"kv_dtype": "fp8", "key_dim": 512, "window_key_dim": 512, "window_layers": 4},
+    {"state_kind": "short_conv", "state_heads": 2048, "drafts": 1, "key_dim": 64, "kv_heads": 2},
+    {"attention": "mla", "kv_dtype": "fp8", "key_dim": 320, "full_layers": 9, "state_layers": 0},
+    {"full_layers": 8, "state_layers": 11, "window_layers": 0, "parallel": 0},
+    {"full_layers": 8, "state_layers": 12, "window_layers": 0, "parallel": 0},
+)
+
 
 @cache
 def start(model: str) -> Settings:
@@ -76,7 +87,12 @@ def moved(rng: random.Random) -> Settings:
         "memory_gib": rng.choice([8, 80, 640]),
     }
     chosen = rng.sample(sorted(changes), rng.randint(0, 8))
-    return replace(base, **{name: changes[name] for name in chosen})
+    picked = {name: changes[name] for name in chosen}
+    if rng.random() < 0.25:
+        picked |= rng.choice(CORNERS)
+    if picked.get("attention", base.attention) == "mla":
+        picked["window_layers"] = 0
+    return replace(base, **picked)
 
 
 def some(number: int, seed: int) -> list[Settings]:
