@@ -20,7 +20,7 @@ from hybridplan.config.spec import (
     ModelSpec,
     ShortConv,
 )
-from hybridplan.measure.attention import AttentionLayer, first_attention
+from hybridplan.measure.attention import AttentionLayer, attention_layer, first_attention
 from hybridplan.measure.calibration import Constant
 from hybridplan.measure.gates import Gates
 from hybridplan.measure.linear import LinearLayer, linear_layer
@@ -112,9 +112,12 @@ class NoTimeError(Exception):
 
 
 def kernel_missing(spec: ModelSpec) -> str:
-    """A sentence naming the recurrent mixers of a model that no kernel here runs."""
-    kinds = {m.kind for layer in spec.layers for m in layer.mixers}
-    return f"no kernel here runs {', '.join(sorted(kinds))}"
+    """A sentence on why a model has no recurrent layer to run here."""
+    mixers = [m for layer in spec.layers for m in layer.mixers]
+    kinds = sorted({m.kind for m in mixers if attention_layer(m) is None})
+    if not kinds:
+        return f"{spec.name} has no recurrent layer"
+    return f"no kernel here runs a recurrent state of {', '.join(kinds)}"
 
 
 def conv_shape(mixer: Mixer) -> tuple[int, int] | None:
@@ -154,7 +157,7 @@ def tiny(spec: ModelSpec) -> ModelSpec:
 def _tiny_mixer(mixer: Mixer) -> Mixer:
     if isinstance(mixer, GatedDeltaNet):
         groups = min(2, mixer.value_heads // mixer.key_heads)
-        return replace(mixer, key_heads=1, value_heads=groups, key_dim=32, value_dim=32)
+        return replace(mixer, key_heads=1, value_heads=groups, key_dim=32, value_dim=16)
     if isinstance(mixer, (KimiDelta, Lightning)):
         return replace(mixer, heads=2, head_dim=32)
     if isinstance(mixer, Mamba2):

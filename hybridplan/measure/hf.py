@@ -33,7 +33,7 @@ _SMALL = {
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_value_head_dim": 16,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 32,

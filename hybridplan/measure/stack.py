@@ -270,11 +270,14 @@ class Stack:
                 row = after
         if layer is None or row is None or state is None:
             return calls
-        if tuple(state.shape[1:]) != layer.state_shape:
+        if state[0].numel() != layer.state_elements:
             raise RefusalError(
-                f"{name} keeps states of {tuple(state.shape[1:])} in the plan and "
-                f"{layer.state_shape} in the kernel"
+                f"{name} keeps states of {state[0].numel():,} elements in the plan and "
+                f"{layer.state_elements:,} in the kernel"
             )
+        # the plan's order of the two widths does not matter to its bytes; the kernels want [V, K]
+        inner = (layer.V * layer.K, layer.K, 1)
+        state = state.as_strided((state.shape[0], *layer.state_shape), (state.stride(0), *inner))
         x = layer.of_row(row, self._gates_of(layer, rows))
         states = 2 * state[0].numel() * state.element_size() * len(request.lengths)
         work.add(launches=1 if decode else 2, bytes=states + layer.io_bytes(rows))

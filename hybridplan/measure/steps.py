@@ -55,6 +55,10 @@ PREFILLS = (
     Shape("prefill", 1, 2048, 2),
     Shape("prefill", 1, 8192, 4),
 )
+QUICK = (
+    *(s for s in DECODES if s.requests * s.tokens <= 1 << 19 and s.tokens <= 16_384),
+    *(s for s in PREFILLS if s.requests * s.tokens <= 4096),
+)
 ROWS = 16_384
 
 
@@ -62,10 +66,10 @@ def stack_of(context: Context) -> Stack:
     """The stack on this device: a quarter of the free memory for the pool, a half for weights."""
     shapes = context.shapes
     free = context.free_bytes()
-    wanted = context.pick(3000, 1500, 0)
+    wanted = context.pick(3000, 3000, 64)
     least = plan_of(shapes, 1, _longest(context))
     fit = free // 4 // least.bytes_per_block
-    plan = plan_of(shapes, min(wanted, fit), _longest(context)) if context.gpu else least
+    plan = plan_of(shapes, min(wanted, fit), _longest(context))
     pool = PlanPool(plan, context.device)
     pool.fill()
     rows = context.pick(ROWS, 4096, 64)
@@ -81,12 +85,7 @@ def _longest(context: Context) -> int:
 def measure(context: Context, stack: Stack) -> None:
     """Time every shape that fits and put it into ``context.points``."""
     timer = context.timed("steps")
-    quick = (
-        *DECODES[::3],
-        *(s for s in PREFILLS[:10:2] if s.requests * s.tokens <= 4096),
-        Shape("prefill", 1, 4096),
-    )
-    for shape in context.pick((*DECODES, *PREFILLS), quick, ()):
+    for shape in context.pick((*DECODES, *PREFILLS), QUICK, ()):
         try:
             step = make(stack, shape)
         except RefusalError as error:

@@ -28,9 +28,9 @@ def _allocated(device: torch.device) -> int | None:
 
 
 def _planned(context: Context) -> list[Check]:
-    blocks = context.pick(256, 64, 24)
+    blocks, longest = context.pick((256, None), (64, None), (8, 512))
     try:
-        plan = plan_of(context.spec, blocks)
+        plan = plan_of(context.spec, blocks, longest)
     except RefusalError as error:
         return [skipped(FAMILY, "planned pool", "the pool as vLLM lays it out", error.sentence)]
     before = _allocated(context.device)

@@ -70,7 +70,7 @@ def _continuing(context: Context, layer: LinearLayer) -> list[Check]:
                  f"{cut} tokens shared, {tail} tokens each after; the cut is on a chunk's edge",
                  sense="at most"),
         compared(FAMILY, "shared state", "the second request on a shared, uncopied state is wrong",
-                 0.05, relative_error(shared[1], want[1]), "relative error", 0.0,
+                 0.01, relative_error(shared[1], want[1]), "relative error", 0.0,
                  "the first request has moved the state on", sense="at least"),
     ]  # fmt: skip
 

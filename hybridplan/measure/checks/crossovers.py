@@ -72,13 +72,14 @@ def _memory(context: Context, twin: ModelSpec, predicted: int) -> Check:
 def _time(context: Context, linear: LinearLayer, attention: AttentionLayer) -> list[Check]:
     rates = context.rates
     assert rates is not None
-    batch = 64
+    batch = context.pick(64, 64, 2)
     mine = linear_step(context, linear, batch)
     state_bytes = 2 * batch * linear.state_elements * 4 + linear.io_bytes(batch)
     target = rates.copy_s(state_bytes)
     per_token = batch * attention.kv_bytes_per_token / rates.read_bytes_per_s
     predicted = (target - rates.read_floor_s - rates.launch_s) / per_token
-    contexts = sorted({max(64, int(predicted * f) // 64 * 64) for f in (0.5, 0.75, 1.0, 1.5)})
+    near = max(predicted, 256.0)
+    contexts = [int(near * share) for share in (0.5, 0.75, 1.0, 1.5)]
     points = []
     for tokens in contexts:
         timing = attention_step(context, attention, batch, tokens)

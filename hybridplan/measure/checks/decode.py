@@ -15,8 +15,10 @@ from hybridplan.measure.timing import Timing
 
 FAMILY = "decode"
 PAGE_TOKENS = 576
-PREDICTABLE_BYTES = 32 << 20
-"""Below this a step is latency: bytes over bandwidth says nothing."""
+STATE_BYTES = 32 << 20
+KV_BYTES = 256_000_000
+"""Below these a step is latency more than bytes, and bandwidth predicts nothing: a split-KV step
+carries 13 to 22 us of launches, first loads and the joining of splits on an H200."""
 
 
 def run(context: Context) -> list[Check]:
@@ -86,7 +88,8 @@ def _linear(context: Context, layer: LinearLayer) -> list[Check]:
         drift,
         compared(FAMILY, "linear layer is flat", f"step after {lengths[0]:,} to {lengths[-1]:,} "
                  "tokens, farthest from the median", first, worst, "us", 0.05,
-                 "the state has no tokens in it", notes=(f"batch 8, {len(lengths)} contexts",)),
+                 "the state has no tokens in it",
+                 notes=(f"batch 8, {len(lengths)} contexts; the states stay in L2",)),
     ]  # fmt: skip
     return [*found, *_linear_batches(context, layer)]
 
@@ -115,7 +118,7 @@ def _linear_batches(context: Context, layer: LinearLayer) -> list[Check]:
         size = 2 * batch * layer.state_elements * 4 + layer.io_bytes(batch)
         predicted = rates.copy_s(size)
         points.append(Point(batch, 1e6 * timing.seconds, 1e6 * predicted))
-        if size >= PREDICTABLE_BYTES:
+        if size >= STATE_BYTES:
             found.append(
                 compared(FAMILY, f"linear layer, batch {batch}", "decode step of one layer",
                          1e6 * predicted, 1e6 * timing.seconds, "us", 0.15,
@@ -165,8 +168,8 @@ def _attention(context: Context, layer: AttentionLayer) -> list[Check]:
     assert rates is not None
     grid = context.pick(
         (
-            *(Grid(1, n) for n in (1024, 4096, 16_384, 65_536, 262_144, 1_048_576)),
-            *(Grid(64, n) for n in (1024, 4096, 16_384)),
+            *(Grid(1, n) for n in (1024, 16_384, 65_536, 262_144, 524_288, 1_048_576)),
+            *(Grid(64, n) for n in (1024, 4096, 8192, 16_384)),
             Grid(512, 1024),
             Grid(512, 4096),
         ),
@@ -182,15 +185,17 @@ def _attention(context: Context, layer: AttentionLayer) -> list[Check]:
             context.notes.append(f"decode at {at.batch} x {at.tokens:,} does not fit this card")
             continue
         timing = attention_step(context, layer, at.batch, at.tokens)
-        predicted = rates.read_s(size) + rates.launch_s
+        flop_s = layer.decode_flop(at.batch * at.tokens) / rates.dense_flop_per_s
+        predicted = max(rates.read_s(size), flop_s) + rates.launch_s
         by_batch.setdefault(at.batch, []).append(
             Point(at.tokens, 1e6 * timing.seconds, 1e6 * predicted)
         )
-        if size >= PREDICTABLE_BYTES:
+        if size >= KV_BYTES:
             found.append(
                 compared(FAMILY, f"attention, {at.batch} x {at.tokens:,}", "decode step of one "
                          "layer", 1e6 * predicted, 1e6 * timing.seconds, "us", 0.25,
-                         f"{size:,} B of the plan's KV / read bandwidth", spread=timing.spread)
+                         f"{size:,} B of the plan's KV / read bandwidth, or its FLOP at the dense "
+                         "rate where that is longer", spread=timing.spread)
             )  # fmt: skip
     for batch, points in by_batch.items():
         context.series.append(
@@ -203,7 +208,7 @@ def _attention(context: Context, layer: AttentionLayer) -> list[Check]:
 
 def _line(layer: AttentionLayer, batch: int, points: list[Point]) -> list[Check]:
     """A straight line through the two longest contexts, against the one before them."""
-    long = [p for p in points if batch * p.x * layer.kv_bytes_per_token >= PREDICTABLE_BYTES]
+    long = [p for p in points if batch * p.x * layer.kv_bytes_per_token >= KV_BYTES]
     if len(long) < 3:
         return []
     first, middle, last = long[-3:]

@@ -97,7 +97,7 @@ def _bytes(context: Context, layer: LinearLayer, D: int) -> list[Check]:
 def _time(context: Context, layer: LinearLayer, D: int) -> list[Check]:
     timer, rates = context.timed(FAMILY), context.rates
     assert rates is not None
-    batch = 64
+    batch = context.pick(64, 64, 2)
     state = batch * layer.state_elements * 4
     device = context.device
     sets = timer.sets((1 + D) * state, most=4)

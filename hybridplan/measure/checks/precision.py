@@ -37,12 +37,13 @@ def run(context: Context) -> list[Check]:
         del runs["bf16 pool"]
     walk = _Walk(context, layer, piece)
     got = {name: walk.run(tokens, dtype, rounded) for name, (dtype, rounded) in runs.items()}
-    want_out, want, square = walk.reference(tokens)
+    want_out, want, kept = walk.reference(tokens, 1)
+    kept_rarely = walk.reference(tokens, every)[2]
     bounds = {
         "fp32 pool": STATE_TOLERANCE,
-        "fp16 pool": ROUNDING["float16"] * _growth(want, square, tokens),
-        "bf16 pool": ROUNDING["bfloat16"] * _growth(want, square, tokens),
-        "bf16 checkpoints": ROUNDING["bfloat16"] * _growth(want, square**every, tokens // every),
+        "fp16 pool": ROUNDING["float16"] * _growth(want, kept),
+        "bf16 pool": ROUNDING["bfloat16"] * _growth(want, kept),
+        "bf16 checkpoints": ROUNDING["bfloat16"] * _growth(want, kept_rarely),
     }
     found = []
     errors: dict[str, float] = {}
@@ -50,7 +51,7 @@ def run(context: Context) -> list[Check]:
         errors[name] = relative_error(state, want)
         found.append(
             compared(FAMILY, name, f"error of the state after {tokens:,} tokens", bounds[name],
-                     errors[name], "relative error", 0.25, _how(name), sense="at most",
+                     errors[name], "relative error", 0.5, _how(name), sense="at most",
                      notes=(f"error of the last outputs {relative_error(out, want_out):.1e}",))
         )  # fmt: skip
     if not context.gpu:
@@ -67,13 +68,14 @@ def run(context: Context) -> list[Check]:
 def _how(name: str) -> str:
     if name == "fp32 pool":
         return "the decode kernel's own tolerance"
-    return "root mean square rounding error, old ones shrunk by the head's decay"
+    return (
+        "root mean square rounding error, old ones shrunk by the head's decay; half as much again "
+        "for heads whose norm varies"
+    )
 
 
-def _growth(state: Tensor, square: Tensor, times: int) -> float:
-    """Over single roundings: heads weighted by their norm, errors adding up as squares."""
-    heads = square.clamp(max=1 - 1e-12)
-    each = (1 - heads**times) / (1 - heads)
+def _growth(state: Tensor, each: Tensor) -> float:
+    """Over a single rounding: heads weighted by the square of their norm, errors as squares."""
     weight = state.double().square().sum((-1, -2))
     return math.sqrt(float((weight * each).sum() / weight.sum()))
 
@@ -125,18 +127,27 @@ class _Walk:
                 pool.copy_(pool.bfloat16())
         return out, pool[0].clone()
 
-    def reference(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in fp64, and each head's mean squared decay."""
+    def reference(self, tokens: int, round_every: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs of the last piece and the final state in fp64, and what is left of roundings.
+
+        That is, per head, the sum of the squares of what decay leaves of each rounding, one every
+        ``round_every`` tokens.
+        """
         layer = self.layer
         state = torch.zeros(
             (1, *layer.state_shape), dtype=torch.float64, device=self.context.device
         )
-        out, squares = None, []
+        out = None
+        left = torch.zeros(layer.HV, dtype=torch.float64, device=self.context.device)
         for number in range(tokens // self.piece):
             x = self._inputs(number)
             out, state = layer.reference(x, (self.piece,), state, by_chunks=True)
             decay = layer.log_decay(x)
-            decay = decay.mean(-1) if decay.dim() == 3 else decay
-            squares.append((2 * decay).mean(0))
+            decay = 2 * (decay.mean(-1) if decay.dim() == 3 else decay)
+            after = decay.sum(0) - decay.cumsum(0)
+            first = number * self.piece
+            ends = torch.arange(first + 1, first + self.piece + 1, device=decay.device)
+            rounded = (ends % round_every == 0).double()[:, None]
+            left = left * decay.sum(0).exp() + (after.exp() * rounded).sum(0)
         assert out is not None
-        return out, state[0], torch.stack(squares).mean(0).exp()
+        return out, state[0], left

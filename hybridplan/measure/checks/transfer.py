@@ -39,10 +39,15 @@ def _sizes(context: Context) -> dict[str, int]:
     return sizes
 
 
+def _pinned(context: Context) -> bool:
+    """Whether host memory can be pinned."""
+    return bool(context.device.type == "cuda")
+
+
 def _content(context: Context) -> Check:
     size = max(_sizes(context).values())
     there = torch.randint(0, 255, (size,), dtype=torch.uint8, device=context.device)
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=context.gpu)
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=_pinned(context))
     host.copy_(there)
     back = torch.empty_like(there)
     back.copy_(host)
@@ -57,7 +62,7 @@ def copy_time(context: Context, size: int, to_device: bool) -> Timing:
     """Time to copy ``size`` bytes between pinned host memory and the device."""
     timer = context.timed(FAMILY)
     device = torch.empty(size, dtype=torch.uint8, device=context.device)
-    host = torch.ones(size, dtype=torch.uint8, pin_memory=True)
+    host = torch.ones(size, dtype=torch.uint8, pin_memory=_pinned(context))
     source, target = (host, device) if to_device else (device, host)
     return timer.eager(lambda: target.copy_(source, non_blocking=True))
 

@@ -1,0 +1,67 @@
+"""The whole command without a GPU, and with one where there is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import validate
+
+import hybridplan.cli as cli
+from hybridplan.measure.runner import CHECKS
+
+
+@pytest.mark.slow
+def test_every_check_of_bytes_and_mathematics_holds_on_a_cpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run(["measure", "--cpu", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert cli.run(["schema", "measure"]) == 0
+    validate(result, json.loads(capsys.readouterr().out))
+    families = {c["check"] for c in result["checks"] if c["verdict"] == "within"}
+    assert len(families) == len(CHECKS)  # break-even needs times; the kernels' gates have their own
+    assert not [c for c in result["checks"] if c["verdict"] in ("outside", "failed")]
+    named = {c["name"]: c for c in result["checks"]}
+    assert named["memory"]["measured"] == 530
+    assert result["complete"]
+    assert result["seconds"] < 120
+
+
+@pytest.mark.parametrize("model", ["nemotron-nano-9b-v2", "kimi-linear-48b-a3b-instruct"])
+def test_other_recurrent_layers_run_too(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    only = [f"--only={name}" for name in ("checkpoints", "crossovers", "precision")]
+    assert cli.run(["measure", model, "--cpu", *only]) == 0
+    shown = capsys.readouterr().out
+    assert "shared state" in shown
+    assert "outside" not in shown
+
+
+def test_a_log_that_disagrees_makes_the_answer_no(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "boot.log"
+    log.write_text(
+        "GPU KV cache size: 1,000,003 tokens, Maximum concurrency for 262,144 tokens per request: "
+        "77.77x\n",
+        encoding="utf-8",
+    )
+    code = cli.run(["measure", "--cpu", "--only", "crossovers", "--against-log", str(log)])
+    assert "Boot log against the plan" in capsys.readouterr().out
+    assert code == 1
+
+
+@pytest.mark.gpu
+def test_a_quick_run_saves_plots_and_agrees_on_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibration, picture = tmp_path / "calibration.json", tmp_path / "decode.png"
+    cli.run(
+        ["measure", "--quick", "--json", "--save", str(calibration), "--plot", str(picture)]
+    )  # fmt: skip
+    result = json.loads(capsys.readouterr().out)
+    assert not [c for c in result["checks"] if c["verdict"] == "failed"]
+    assert all(c["verdict"] == "within" for c in result["checks"] if c["check"] == "bytes")
+    assert picture.stat().st_size > 0
+    assert "step.bytes" in json.loads(calibration.read_text())["constants"]
