@@ -123,14 +123,14 @@ function concurrency(found) {
 }
 
 function drawCards(s, found) {
-  const was = (name, now, then, spoken) => (then === undefined || now === then ? "" : `model: ${spoken(then)}`);
+  const was = (now, then, spoken) => (then === undefined || now === then ? "" : `model: ${spoken(then)}`);
   const own = start || {};
   const crossText = (n) => (n === null ? "none" : count(n));
   const fit = found.fits ? concurrency(found).toFixed(2) : "0";
   show("cards",
     card("Crossover", crossText(found.crossover_tokens), found.crossover_tokens === null ? "" : "tokens",
-      was("", found.crossover_tokens, own.crossover_tokens, crossText), ["crossover_tokens", found.crossover_tokens]),
-    card("Block", count(found.aligned_tokens), "tokens", was("", found.aligned_tokens, own.aligned_tokens, count), ["block_tokens", found.block_tokens]),
+      was(found.crossover_tokens, own.crossover_tokens, crossText), ["crossover_tokens", found.crossover_tokens]),
+    card("Block", count(found.aligned_tokens), "tokens", was(found.aligned_tokens, own.aligned_tokens, count), ["block_tokens", found.block_tokens]),
     card("State padding", percent(paddingShare(found)), "", start && paddingShare(found) !== paddingShare(start) ? `model: ${percent(paddingShare(start))}` : "",
       ["padded_state_bytes", found.padded_state_bytes]),
     card(`Requests of ${short(s.context_tokens)}`, fit, `in ${count(s.memory_gib)} GiB`,

@@ -177,7 +177,7 @@ function drawGroups(found) {
   const rows = merged(found.groups);
   const width = plotWidth("groups");
   const narrow = width < 560;
-  const left = narrow ? 0 : 190;
+  const left = narrow ? 0 : 204;
   const bar = 38;
   const pitch = narrow ? 72 : 54;
   const height = rows.length * pitch + 8;

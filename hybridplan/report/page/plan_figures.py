@@ -91,7 +91,7 @@ def memory_section(ledger: Ledger) -> str:
         if line.tokens in _TABLE_CONTEXTS or line.tokens == lines[-1].tokens
     ]
     heads = ("context", "grows", "fixed", "together", "attention everywhere")
-    return _section(
+    return section(
         "memory",
         "Memory of one request against its context",
         said,
@@ -159,7 +159,7 @@ def plan_section(plan: VllmResult | SglangResult) -> str:
     mind = "".join(f"<li>{escape(sentence)}</li>" for sentence in plan.warnings)
     if mind:
         extra = f'<h3>Mind</h3><ul class="plain">{mind}</ul>' + extra
-    return _section("plan", "The pool", said, _memory(plan.memory) + parts + costs + extra)
+    return section("plan", "The pool", said, _memory(plan.memory) + parts + costs + extra)
 
 
 def _memory(memory: Memory) -> str:
@@ -247,7 +247,7 @@ def groups_section(plan: VllmResult) -> str:
         for first, last, group in rows
     ]
     caption = "Per block id; the last column is the blocks one longest request takes"
-    return _section(
+    return section(
         "groups",
         "Groups and pages",
         said,
@@ -285,14 +285,12 @@ def _boxes(
             yield svg.line(x, y, x, y + bar, "seam")
 
 
-def _section(name: str, title: str, said: str, inside: str) -> str:
+def section(name: str, title: str, said: str, inside: str) -> str:
+    """One panel of the page: a heading, a sentence that answers, and HTML below it."""
     return (
         f'<section class="panel" aria-labelledby="h-{name}"><h2 id="h-{name}">{escape(title)}</h2>'
         f'<p class="note">{escape(said)}</p>{inside}</section>'
     )
-
-
-section = _section
 
 
 def _octaves(low: int, high: int) -> tuple[int, int]:

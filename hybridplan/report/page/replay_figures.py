@@ -10,8 +10,6 @@ from hybridplan.report.page.plan_figures import kind_class, kind_name, section
 from hybridplan.report.units import size
 from hybridplan.sim.result import Point, SimulateResult
 
-_COLOURS = {"full": "full", "window": "window", "state": "state"}
-
 
 def hits_section(result: SimulateResult) -> str:
     """Of all prompt tokens: hits, what could have been one, what is new; and over time."""
@@ -188,8 +186,8 @@ def pool_section(result: SimulateResult) -> str:
     lines: dict[str, list[float]] = {}
     for index, use in enumerate(result.use):
         values = [point.mean_blocks[index] for point in points]
-        known = lines.get(use.kind)
-        lines[use.kind] = values if known is None else [a + b for a, b in zip(known, values)]  # noqa: B905
+        known = lines.get(use.kind, [0.0] * len(points))
+        lines[use.kind] = [a + b for a, b in zip(known, values, strict=True)]
     cached = [float(point.cached_blocks) for point in points]
     pool = result.num_blocks
     peak = max([*cached, *(value for held in lines.values() for value in held), pool or 1, 2])
@@ -215,7 +213,7 @@ def pool_section(result: SimulateResult) -> str:
         for kind, values in lines.items():
             along = zip(points, values, strict=True)
             path = [(axes.x(p.finished), axes.y(value)) for p, value in along]
-            parts.append(svg.curve(path, _COLOURS[kind_class(kind)]))
+            parts.append(svg.curve(path, kind_class(kind)))
         along = zip(points, cached, strict=True)
         parts.append(svg.curve([(axes.x(p.finished), axes.y(v)) for p, v in along], "twin"))
         if pool is not None:
@@ -224,8 +222,7 @@ def pool_section(result: SimulateResult) -> str:
         return axes.height, "".join(parts)
 
     entries = [
-        (f"curve {_COLOURS[kind_class(kind)]}", f"{kind_name(kind)}, held by requests")
-        for kind in lines
+        (f"curve {kind_class(kind)}", f"{kind_name(kind)}, held by requests") for kind in lines
     ]
     entries.append(("curve twin", "free and cached"))
     if pool is not None:
