@@ -22,6 +22,7 @@ KINDS = {"full_attention": "full", "attention": "full", "linear_attention": "lin
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """KDA where the file has a short convolution or kda_* keys, else lightning."""
     count = f.layer_count()
     kinds = _layer_kinds(f, count)
     hidden = common.hidden_size(f)

@@ -9,6 +9,7 @@ from hybridplan.config.spec import ModelSpec, Source
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Attention at the listed indices, which must be given; Mamba-2 everywhere else."""
     count = f.layer_count()
     if "attn_layer_indices" not in f.data:
         raise f.missing("attn_layer_indices")

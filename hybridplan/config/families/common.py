@@ -120,6 +120,7 @@ def _state_dtype(f: Fields) -> str | None:
 
 
 def hidden_size(f: Fields) -> int:
+    """The width of the residual stream."""
     return f.whole("model.hidden_size", "hidden_size")
 
 
@@ -219,6 +220,7 @@ def sliding(f: Fields, *keys: str) -> Window:
 
 
 def dense(f: Fields, *keys: str, matrices: int = 3, bias: bool = False) -> DenseMLP:
+    """A dense MLP; ``matrices`` is 3 with a gate and 2 without."""
     width = f.whole("mlp.intermediate", *(keys or ("intermediate_size",)))
     return DenseMLP(width, matrices=matrices, bias=bias)
 
@@ -235,6 +237,7 @@ def moe(
     router_bias: bool = False,
     latent_dim: int | None = None,
 ) -> MoE:
+    """Routed experts; each tuple holds the spellings of one key."""
     count = f.whole("moe.experts", *experts, most=1 << 20)
     chosen = f.whole("moe.topk", *topk, most=1 << 20)
     if chosen > count:
@@ -301,6 +304,7 @@ def drafts(
 
 
 def draft_count(f: Fields, *keys: str) -> int:
+    """How many next-token-prediction layers the file states; 0 where it is silent."""
     if not any(f.has(key) for key in keys):
         return 0
     return f.whole("model.draft_layers", *keys, least=0, most=64)

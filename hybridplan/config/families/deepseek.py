@@ -12,6 +12,7 @@ INDEXED = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """MLA in every layer; the DSA models keep index keys in the layers that own them."""
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
     count = f.layer_count()
     f.record("model.pattern", "num_hidden_layers alone: MLA in every layer")
@@ -50,6 +51,7 @@ def _streams(f: Fields) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def dsa_indexer(f: Fields) -> Indexer:
+    """The index of DSA: one key a token, ``index_head_dim`` wide."""
     return Indexer(
         head_dim=f.whole("indexer.head_dim", "index_head_dim", most=1 << 16),
         query_heads=f.whole("indexer.query_heads", "index_n_heads", most=1 << 16),

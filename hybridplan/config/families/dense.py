@@ -12,6 +12,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Attention in every layer, windowed where the model type and its switches say so."""
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
     qwen = kind.startswith("qwen")
     count = f.layer_count()

@@ -8,6 +8,7 @@ from hybridplan.config.spec import MLP, ModelSpec, QKNorm
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Attention in every layer; which layers hold experts is the model type's own rule."""
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
     qwen = kind.startswith("qwen")
     count = f.layer_count()

@@ -16,6 +16,7 @@ QSA_KEYS = (
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Gated DeltaNet, an n-gram window before some of it, attention with pooled index keys."""
     count = f.layer_count()
     hidden = common.hidden_size(f)
     kinds = gdn.layer_kinds(f, count)

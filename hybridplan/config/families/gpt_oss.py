@@ -12,6 +12,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Full or sliding by ``layer_types``; sinks and biases in every attention layer."""
     count = f.layer_count()
     kinds = common.listed(f, "layer_types", KINDS, count)
     bias = f.flag("attention.qkv_bias", "attention_bias", True)

@@ -11,6 +11,7 @@ KINDS = {"mamba": "mamba", "attention": "full", "full_attention": "full"}
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Layers by ``layer_types``, or by ``layers_block_type`` in earlier files."""
     count = f.layer_count()
     key = "layer_types" if f.has("layer_types") else "layers_block_type"
     kinds = common.listed(f, key, KINDS, count)

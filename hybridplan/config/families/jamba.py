@@ -8,6 +8,7 @@ from hybridplan.config.spec import MLP, Mamba1, Mixer, ModelSpec, Source
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Attention by period and offset; ``layers_block_type``, where given, must agree."""
     count = f.layer_count()
     kinds = _cycle(f, count, "attn_layer", "full", "mamba", "model.pattern")
     both = f"{f.at('attn_layer_period')}, {f.at('attn_layer_offset')}"

@@ -10,6 +10,7 @@ KINDS = {"linear_attention": "kda", "kda": "kda", "full_attention": "mla", "atte
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """KDA and MLA by the two lists of ``linear_attn_config``."""
     count = f.layer_count()
     linear = f.section("linear_attn_config")
     kinds = layer_kinds(f, linear, count, KINDS)

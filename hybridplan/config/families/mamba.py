@@ -10,6 +10,7 @@ NO_CONTEXT = Absent(0, "no context length: the state does not grow", "derived")
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """One Mamba mixer in every layer and no MLP; nothing grows with the context."""
     kind = str(f.data.get("model_type") or root.data.get("model_type"))
     count = f.layer_count()
     f.record("model.pattern", f"model_type {kind}: a Mamba mixer in every layer")

@@ -31,6 +31,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
 
 
 def layer_kinds(f: Fields, count: int) -> list[str]:
+    """ "full" or "linear" per layer; both spellings, where given, must agree."""
     by_type = None
     if f.has("attn_type_list"):
         flags = f.wholes("attn_type_list", most=1)

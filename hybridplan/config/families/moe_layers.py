@@ -54,6 +54,7 @@ def deepseek_experts(f: Fields, *, latent_dim: int | None = None) -> MoE:
 
 
 def deepseek_mlps(f: Fields, count: int, experts: MoE | None = None) -> list[MLP | None]:
+    """The MLP of every layer: experts where ``sparse_layers`` says, else a dense one."""
     chosen = deepseek_experts(f) if experts is None else experts
     sparse = sparse_layers(f, count)
     if all(sparse):

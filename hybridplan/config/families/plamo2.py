@@ -10,6 +10,7 @@ from hybridplan.config.spec import Mamba2, Mixer, ModelSpec, Window
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """Mamba-2 and windowed attention; ``full_attention_idx`` lifts the window."""
     count = f.layer_count()
     full = set(f.wholes("full_attention_idx")) if f.has("full_attention_idx") else set()
     kinds = [

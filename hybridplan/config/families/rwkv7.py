@@ -10,6 +10,7 @@ LORAS = ("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_ran
 
 
 def read(f: Fields, root: Fields) -> ModelSpec:
+    """The same mixer in every layer; a file that adds attention layers is refused."""
     count = f.layer_count()
     if f.has("attn"):
         raise f.fail(f"{f.at('attn')} adds attention layers to RWKV-7, which is not read")
