@@ -22,14 +22,14 @@ def index_caches(
 ) -> list[TokenCache]:
     """Index keys: fp8 with a scale in the serving engines, plain model dtype in the others.
 
-    vLLM keeps Qwen's pooled keys in bf16 (``resolve_indexer_kv_dtype("bf16")``).
+    vLLM keeps Qwen's pooled keys and MiniMax-M3's in bf16 (``resolve_indexer_kv_dtype("bf16")``).
 
     ``latent``: the keys belong to MLA (GLM's pools) and not to K and V heads (Qwen's).
     """
     if indexer is None or not indexer.owned:
         return []
     width, pooled = indexer.head_dim, indexer.tokens_per_entry
-    if deployment.engine == "vllm" and indexer.form == "qsa":
+    if deployment.engine == "vllm" and indexer.form in ("qsa", "block"):
         dtype, key_bytes = "bfloat16", width * element_bytes("bfloat16")
     elif deployment.engine in ("vllm", "sglang"):
         dtype, key_bytes = "uint8", quantised_index_bytes(indexer.head_dim)

@@ -98,6 +98,8 @@ BACKENDS = {
         Backend("KPOOL_TAIL", _any(1), layouts=_PACKED),
         Backend("QSA_TRITON", _any(16)),
         Backend("QSA_STATE", _any(1), layouts=("BLNHC", "BLHNC")),
+        Backend("MINIMAX_M3_SPARSE", (128,)),
+        Backend("MINIMAX_M3_SPARSE_INDEXER", (128,)),
     )
 }
 

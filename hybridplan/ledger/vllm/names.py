@@ -77,4 +77,6 @@ def _zamba_name(spec: ModelSpec, layer: Layer, mixer: Mixer) -> str:
 
 def indexer_name(spec: ModelSpec, layer: Layer, cache: str, part: Part = "target") -> str:
     """Name of the indexer's key cache ("k_cache") or tail ring ("tail_cache")."""
+    if spec.model_type.startswith("minimax_m3"):
+        return f"{prefix(spec, layer, part)}.self_attn.attn.index_cache"
     return f"{prefix(spec, layer, part)}.self_attn.indexer.{cache}"

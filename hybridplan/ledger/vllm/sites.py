@@ -36,6 +36,8 @@ from hybridplan.ledger.vllm.states import checkpoint_alignment, state_cache
 
 # Three rope positions as int64 beside a raw key, counted in bf16 elements.
 _POSITION_ELEMENTS = 3 * 4
+# Designs whose attention layer names its backend itself.
+_OWN_BACKENDS = {"qsa": "QSA_TRITON", "block": "MINIMAX_M3_SPARSE"}
 _T = TypeVar("_T")
 
 
@@ -176,8 +178,9 @@ class SiteBuilder:
         return self._once(("backend", mixer, part), lambda: self._chosen_backend(mixer, part))
 
     def _chosen_backend(self, mixer: Attention | LatentAttention, part: names.Part) -> Backend:
-        if isinstance(mixer, Attention) and mixer.indexer and mixer.indexer.form == "qsa":
-            return table.BACKENDS["QSA_TRITON"]
+        own = _OWN_BACKENDS.get(mixer.indexer.form) if mixer.indexer else None
+        if own is not None:
+            return self._with_given_block(table.BACKENDS[own])
         wanted = self.options.attention_backend
         if wanted is not None and ("MLA" in wanted) != isinstance(mixer, LatentAttention):
             wanted = None
@@ -189,6 +192,15 @@ class SiteBuilder:
             least = self.rules.flashinfer_block_tokens
             blocks = tuple(b for b in backend.kernel_blocks if isinstance(b, int) and b >= least)
             return replace(backend, kernel_blocks=blocks)
+        return backend
+
+    def _with_given_block(self, backend: Backend) -> Backend:
+        block = self.options.block_tokens
+        if block is not None and not backend.accepts(block):
+            raise RefusalError(
+                f"{backend.name}, the one backend of {self.spec.name}'s sparse layers, takes "
+                f"blocks of {backend.smallest_tokens} tokens and multiples, not {block}"
+            )
         return backend
 
     def _attention(
@@ -256,6 +268,8 @@ class SiteBuilder:
         )
         if pooled:
             backend = table.BACKENDS["QSA_STATE"]
+        elif indexer.form == "block":
+            backend = table.BACKENDS["MINIMAX_M3_SPARSE_INDEXER"]
         else:
             backend = table.indexer_backend(cache.tokens_per_entry, self.options.generation)
         name = "compressed_key_cache" if pooled else "k_cache"
