@@ -15,7 +15,8 @@ KIND = "hybridplan calibration"
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One fitted number. ``spread``: half the range that leaving out single points gives."""
+    """One fitted number. ``spread`` in the same unit: half the range that leaving out single points
+    gives, or the difference between two rounds; None where it was measured once."""
 
     value: float
     unit: str

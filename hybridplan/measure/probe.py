@@ -17,7 +17,8 @@ from hybridplan.measure.timing import Timer
 class Rates:
     """``copy`` counts bytes read and written in place, ``read`` bytes read only.
 
-    ``launch_s`` is one kernel in a graph; ``floor_s`` what a copy of no bytes would take.
+    ``launch_s`` is one kernel in a graph; the floors are what a copy or a read of no bytes would
+    take. ``spreads`` are shares, by the names of :meth:`constants`.
     """
 
     copy_bytes_per_s: float
@@ -45,7 +46,9 @@ class Rates:
             ("card.launch", self.launch_s, "s"),
             ("card.dense", self.dense_flop_per_s, "FLOP/s"),
         )
-        return {name: Constant(v, unit, self.spreads.get(name), how) for name, v, unit in rows}
+        return {
+            name: Constant(v, unit, v * self.spreads.get(name, 0.0), how) for name, v, unit in rows
+        }
 
 
 def rates(timer: Timer, device: Any, free_bytes: int) -> Rates:
@@ -53,7 +56,7 @@ def rates(timer: Timer, device: Any, free_bytes: int) -> Rates:
     large = min(1 << 30, free_bytes // 8)
     small = 16 << 20
     spreads: dict[str, float] = {}
-    big = torch.ones(large // 4, device=device)
+    big = torch.randn(large // 4, device=device)
     sets = [big[i * (small // 4) : (i + 1) * (small // 4)] for i in range(large // small)]
     one = torch.ones(1, device=device)
 

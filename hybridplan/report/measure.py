@@ -21,7 +21,7 @@ def screen(result: MeasureResult) -> list[RenderableType]:
     head.append(f" on {result.device.name}, {result.mode}{', quick' if result.quick else ''}")
     if not result.complete:
         head.append(", interrupted", style="bold red")
-    parts: list[RenderableType] = [head, Text(_software(result.device))]
+    parts: list[RenderableType] = [head, *(Text(line) for line in _circumstances(result.device))]
     if result.layers:
         parts.append(Text(f"Steps run: {result.layers}"))
     parts += ["", _table(result.checks), ""]
@@ -44,7 +44,8 @@ def verdict(result: MeasureResult) -> str:
     return f"{sentence} Outside: {names}." if names else sentence
 
 
-def _software(device: Device) -> str:
+def _circumstances(device: Device) -> list[str]:
+    """Memory and versions, then the clocks before and after."""
     parts = [
         f"memory {size(device.memory_bytes)}, {size(device.free_bytes)} free",
         f"driver {device.driver}" if device.driver else "",
@@ -53,11 +54,11 @@ def _software(device: Device) -> str:
         f"triton {device.triton}" if device.triton else "",
         f"transformers {device.transformers}" if device.transformers else "",
     ]
-    line = ", ".join(part for part in parts if part)
-    for when, clocks in (("before", device.before), ("after", device.after)):
-        if clocks is not None:
-            line += f"; {when}: {_clocks(clocks)}"
-    return line
+    clocks = (("before", device.before), ("after", device.after))
+    return [
+        ", ".join(part for part in parts if part),
+        *(f"{when}: {_clocks(seen)}" for when, seen in clocks if seen is not None),
+    ]
 
 
 def _clocks(clocks: Clocks) -> str:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybridplan.errors import InputError
-from hybridplan.measure.result import MeasureResult
+from hybridplan.measure.result import MeasureResult, Series
 from hybridplan.report.canvas import drawing
 
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf")
+
+
+def has_curves(result: MeasureResult) -> bool:
+    """Whether the run measured what :func:`decode_against_context` draws."""
+    return bool(_curves(result))
+
+
+def _curves(result: MeasureResult) -> list[Series]:
+    return [
+        s for s in result.series if s.check == "decode" and s.x == "context tokens" and s.points
+    ]
 
 
 def decode_against_context(result: MeasureResult, path: Path) -> None:
@@ -16,18 +27,14 @@ def decode_against_context(result: MeasureResult, path: Path) -> None:
 
     Raises InputError where the run has no such curve (a CPU run, or one interrupted before it).
     """
-    curves = [
-        s for s in result.series if s.check == "decode" and s.x == "context tokens" and s.points
-    ]
+    curves = _curves(result)
     if not curves:
-        raise InputError(
-            "--plot draws decode time by context, which this run did not measure; run with --gpu"
-        )
+        raise InputError("this run has no decode times by context to draw; run with --gpu")
     with drawing(path) as axes:
         for colour, series in zip(_COLOURS, curves, strict=False):
             xs = [p.x for p in series.points]
-            axes.plot(xs, [p.measured for p in series.points], "o-", color=colour,
-                      label=series.name)  # fmt: skip
+            measured = [p.measured for p in series.points]
+            axes.plot(xs, measured, "o-", color=colour, label=series.name)
             predicted = [(p.x, p.predicted) for p in series.points if p.predicted is not None]
             if predicted:
                 axes.plot(*zip(*predicted, strict=True), "--", color=colour)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hybridplan.cli as cli
+from hybridplan.cli.measure import with_index
 from hybridplan.config.find import load
 from hybridplan.errors import InputError, MissingExtraError
 from hybridplan.measure import device as devices
@@ -144,9 +145,12 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     "arguments,said",
     [
         (["--only", "nothing"], "is no check"),
+        (["--cpu", "--gpu"], "--gpu 0 and --cpu exclude one another"),
+        (["--cpu", "--gpu", "3"], "--gpu 3 and --cpu exclude one another"),
         (["--cpu", "--save", "c.json"], "--cpu measures none"),
         (["--cpu", "--save", "no/such/c.json"], "does not exist"),
-        (["--cpu", "--plot", "picture.txt"], "must end in"),
+        (["--plot", "picture.txt"], "must end in"),
+        (["--cpu", "--plot", "picture.png"], "--cpu measures none"),
         (["--cpu", "--weights", "nowhere"], "is not a folder"),
         (["--cpu", "--against-log", "nowhere"], "cannot be read"),
         (["no-such-model", "--cpu"], "no-such-model"),
@@ -159,6 +163,21 @@ def test_bad_input_is_one_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "given,read",
+    [
+        (["m", "--gpu"], ["m", "--gpu", "0"]),
+        (["--gpu", "m"], ["--gpu", "0", "m"]),
+        (["--gpu", "1", "m"], ["--gpu", "1", "m"]),
+        (["--gpu", "--quick"], ["--gpu", "0", "--quick"]),
+        (["--gpu=1"], ["--gpu=1"]),
+        ([], []),
+    ],
+)
+def test_the_index_of_the_gpu_may_be_left_out(given: list[str], read: list[str]) -> None:
+    assert with_index(given) == read
 
 
 def test_other_users_wide_spreads_and_low_clocks_are_said() -> None:
