@@ -22,7 +22,7 @@ from hybridplan.config.spec import (
 from hybridplan.errors import RefusalError
 from hybridplan.ledger.conventions import conv_dtype, kv_dtype, model_dtype, state_dtype
 from hybridplan.ledger.deployment import Deployment
-from hybridplan.report.page.settings import TRITON_GDN, Settings
+from hybridplan.report.page.settings import KV_DTYPES, TRITON_GDN, Settings
 
 
 def of_model(spec: ModelSpec, deployment: Deployment, memory_gib: int = 80) -> Settings:
@@ -32,6 +32,7 @@ def of_model(spec: ModelSpec, deployment: Deployment, memory_gib: int = 80) -> S
     one kind of state at most.
     """
     full, window, state = _kinds(spec)
+    _check_dtypes(spec, deployment, state)
     attention = full or window
     latent = isinstance(full, LatentAttention)
     near = window or (full if isinstance(full, Attention) else None)
@@ -68,6 +69,21 @@ def of_model(spec: ModelSpec, deployment: Deployment, memory_gib: int = 80) -> S
         context_tokens=min(spec.max_tokens or 131072, 131072),
         memory_gib=memory_gib,
     )
+
+
+def _check_dtypes(spec: ModelSpec, deployment: Deployment, state: Recurrent | None) -> None:
+    stored = _short(kv_dtype(spec, deployment))
+    known = (model_dtype(spec, deployment), *KV_DTYPES)
+    if stored not in known:
+        raise RefusalError(
+            f"the explorer does not know KV dtype {stored}; start it with --kv-dtype "
+            f"{', '.join(known[:-1])} or {known[-1]}"
+        )
+    if isinstance(state, KimiDelta) and deployment.state_dtype not in (None, "float32"):
+        raise RefusalError(
+            f"vLLM keeps the states of {spec.name}'s KDA layers in float32 whatever is asked; "
+            f"drop --state-dtype {deployment.state_dtype}"
+        )
 
 
 def _same(mixer: Mixer, full: Attention | LatentAttention) -> bool:

@@ -33,6 +33,7 @@ from hybridplan.ledger.vllm.plan import PoolPlan, plan_vllm
 GIB = 1 << 30
 ENGINE_RULES = "0.33"
 TRITON_GDN = "olmo_hybrid"
+KV_DTYPES = ("fp8", "int8_per_token_head", "int4_per_token_head")
 
 
 @dataclass(frozen=True, slots=True)

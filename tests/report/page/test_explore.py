@@ -159,10 +159,22 @@ def test_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["no-such-model", "-o", "{tmp}/x.html"], 2, "no-such-model"),
         (["qwen3.5-0.8b", "--memory-gib", "0", "-o", "{tmp}/x.html"], 2, "--memory-gib 0"),
         (["qwen3.5-0.8b", "--kv-dtype", "fp7", "-o", "{tmp}/x.html"], 2, "fp7"),
+        (["qwen3.5-0.8b", "--kv-dtype", "nvfp4", "-o", "{tmp}/x.html"], 1, "nvfp4"),
+        (["kimi-k3", "--state-dtype", "bfloat16", "-o", "{tmp}/x.html"], 1, "in float32"),
         (["qwen3.5-0.8b", "--tp", "3", "-o", "{tmp}/x.html"], 2, "does not divide"),
         (["deepseek-v3.2", "-o", "{tmp}/x.html"], 1, "sparse attention with an index"),
     ],
-    ids=["no folder", "suffix", "model", "memory", "dtype", "ranks", "no sliders"],
+    ids=[
+        "no folder",
+        "suffix",
+        "model",
+        "memory",
+        "dtype",
+        "kv dtype",
+        "kda state",
+        "ranks",
+        "no sliders",
+    ],
 )
 def test_bad_input_is_one_sentence(
     arguments: list[str],
