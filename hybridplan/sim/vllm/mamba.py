@@ -103,7 +103,8 @@ class MambaAlignManager(MambaManager):
             count = count + 1 if count > 0 else 1
         checkpoint = None
         if self.group.checkpoint_blocks:
-            checkpoint = self._checkpoint(table, computed, main, prefill_end)
+            if main >= prefill_end and main - computed > self.hash_tokens:
+                checkpoint = self._checkpoint(table, computed, main)
             if not admission:
                 table.checkpoint = checkpoint
         if count > 0:
@@ -112,12 +113,8 @@ class MambaAlignManager(MambaManager):
                 count = cap
         return count + self._evictable(hits) if hits else count
 
-    def _checkpoint(
-        self, table: BlockTable, start: int, end: int, prefill_end: int
-    ) -> tuple[int, int] | None:
+    def _checkpoint(self, table: BlockTable, start: int, end: int) -> tuple[int, int] | None:
         """(position, column) of the state that the chunk [start, end) exports from its inside."""
-        if end < prefill_end:
-            return None
         position = checkpoint_position(
             end,
             self.alignment,

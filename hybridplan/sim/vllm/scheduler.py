@@ -231,10 +231,16 @@ class Scheduler:
                 if need + watermark > pool.free_blocks:
                     return False
         coordinator.release(seq, max(0, start - seq.in_flight))
-        if lookup is not None or self._notes_checkpoints or not self._surely_fits(slots, 0):
+        may_checkpoint = (
+            self._notes_checkpoints and main >= prefill_end and tokens > config.hash_block_tokens
+        )
+        if lookup is not None or may_checkpoint or not self._surely_fits(slots, 0):
             need = self._needed(seq, slots, main, lookup, start, False, prefill_end)
             if need + watermark > pool.free_blocks:
                 return False
+        elif self._notes_checkpoints:
+            for table in seq.tables:
+                table.checkpoint = None
         if lookup is not None and self.on_admit is not None:
             self.on_admit(seq, lookup)
         if lookup is not None and any(lookup.blocks):
