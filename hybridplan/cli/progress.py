@@ -54,7 +54,8 @@ def watching(total: Callable[[], int]) -> Iterator[Watch | None]:
                     bar.remove_task(task)
                 known.clear()
                 length = expected if requests is None else requests
-                known[stage] = (bar.add_task(stage, total=length, rate=0.0, hits=0.0), now)
+                name = stage.partition(":")[0]
+                known[stage] = (bar.add_task(name, total=length, rate=0.0, hits=0.0), now)
             task, start = known[stage]
             rate = progress.finished / (now - start) if now > start else 0.0
             hits = progress.hit_tokens / progress.prompt_tokens if progress.prompt_tokens else 0.0

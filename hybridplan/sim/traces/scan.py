@@ -132,7 +132,8 @@ class Scan:
             return settled
         span_s = (self._last - self._first) / PER_SECOND[settled.value]
         rate = (self._stamped - 1) / span_s
-        why = f"it implies {rate:.3g} requests/s over the first {self._stamped:,} rows"
+        shown = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+        why = f"it implies {shown} requests/s over the first {self._stamped:,} rows"
         if settled.how == "format" and rate > ABSURD_RATE_PER_S:
             raise self.opening.refuse(
                 f"timestamps in {settled.value} would mean {rate:,.0f} requests/s, in s "
