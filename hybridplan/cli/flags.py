@@ -32,8 +32,14 @@ Utilisation = Annotated[
 Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Pp = Annotated[int, typer.Option("--pp", help="Pipeline parallel size.")]
 Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
-KvDtype = Annotated[str | None, typer.Option("--kv-dtype", help="bf16, fp8, nvfp4, fp8_ds_mla.")]
-StateDtype = Annotated[str | None, typer.Option("--state-dtype", help="float32, bfloat16.")]
+KvDtype = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", "--kv-cache-dtype", help="bf16, fp8, nvfp4, fp8_ds_mla."),
+]
+StateDtype = Annotated[
+    str | None,
+    typer.Option("--state-dtype", "--mamba-ssm-cache-dtype", help="float32, bfloat16."),
+]
 ConvDtype = Annotated[str | None, typer.Option("--conv-dtype", help="bfloat16, float32.")]
 Drafts = Annotated[int, typer.Option("--drafts", help="Speculative tokens.")]
 MaxModelLen = Annotated[
@@ -49,7 +55,11 @@ MatchUnit = Annotated[
 ]
 PrefixCaching = Annotated[
     bool | None,
-    typer.Option("--prefix-caching/--no-prefix-caching", help="Default: what vLLM picks."),
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Default: what vLLM picks.",
+    ),
 ]
 Download = Annotated[
     bool, typer.Option("--download", help="Fetch config.json from the hub if needed.")

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
 _MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
-_BLOCKS = typer.Option("--num-blocks", help="Blocks of vLLM's pool (num_gpu_blocks_override).")
+_BLOCKS = typer.Option(
+    "--num-blocks", "--num-gpu-blocks-override", help="Blocks of vLLM's pool, given."
+)
 _ARRIVAL = typer.Option(
     "--arrival",
     help="sequential; closed:N (N in flight); timed or timed:TOKENS_PER_S:STEP_S (the trace's"

@@ -14,7 +14,7 @@ from hybridplan.errors import HybridplanError
 from hybridplan.sim.arrival import Arrival
 from hybridplan.sim.changes import Change, combined, vllm_changes
 from hybridplan.sim.changes_sglang import sglang_changes
-from hybridplan.sim.outcome import LossCause, Summary
+from hybridplan.sim.outcome import LossCause, RequestOutcome, Summary
 from hybridplan.sim.replay import Progress, Replay
 from hybridplan.sim.request import Request
 from hybridplan.sim.result import Advice, Suggestion
@@ -35,9 +35,23 @@ NEARLY = 0.9
 """Of a gain; what gets this far with fewer flags is preferred."""
 
 
+@dataclass(slots=True)
+class _Run:
+    """Totals of one run."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    lost_tokens: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
 class Head:
     """The first requests of a trace, up to a fixed amount of replay work (hash blocks, and a fixed
-    share for each request)."""
+    share for each request), and what a main replay that ran them one at a time gave."""
 
     def __init__(self, work_tokens: int, *, whole: bool = False) -> None:
         self.requests: list[Request] = []
@@ -45,6 +59,24 @@ class Head:
         self._whole = whole
         self._block = work_tokens
         self._work = 0
+        self._outcomes = 0
+        self._main = _Run()
+
+    def see(self, outcome: RequestOutcome) -> None:
+        """Note an outcome of the main replay; call in trace order."""
+        self._outcomes += 1
+        if self._outcomes > len(self.requests) or outcome.refused is not None:
+            return
+        main = self._main
+        main.requests += 1
+        main.prompt_tokens += outcome.prompt_tokens
+        main.hit_tokens += outcome.hit_tokens
+        main.lost_tokens += sum(tokens for _, tokens in outcome.lost)
+
+    @property
+    def seen(self) -> _Run | None:
+        """The head's share of the main replay; None unless every outcome of it was noted."""
+        return self._main if self._outcomes >= len(self.requests) > 0 else None
 
     @property
     def coarsest_unit_tokens(self) -> int:
@@ -62,20 +94,6 @@ class Head:
                 else:
                     self.requests.append(request)
             yield request
-
-
-@dataclass(slots=True)
-class _Run:
-    """Totals of one re-run."""
-
-    requests: int
-    prompt_tokens: int
-    hit_tokens: int
-    lost_tokens: int
-
-    @property
-    def rate(self) -> float:
-        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 def advise(
@@ -118,7 +136,7 @@ class _Search:
         self._whole = _Run(
             summary.requests, summary.prompt_tokens, summary.hit_tokens, summary.lost_tokens
         )
-        self._base: _Run | None = self._whole if head.is_whole else None
+        self._base: _Run | None = self._whole if head.is_whole else head.seen
         self._stage = ""
 
     @property

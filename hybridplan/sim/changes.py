@@ -28,7 +28,7 @@ _SOME = 50
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Flags as an operator writes them, and the same done to a question.
+    """Flags as the engine's server spells them, and the same done to a question.
 
     ``topic`` tells changes apart that replace one another. ``needs_whole``: only the whole trace
     shows what it is worth, because a pool fills slowly. ``costly`` is left out where that is long.
@@ -93,7 +93,7 @@ def vllm_changes(ask: EngineAsk, setup: Setup, summary: Summary, tells_units: bo
     assert isinstance(flags, VllmFlags)
     if lost_to(summary, (LossCause.OUTSIDE_CACHE,)):
         on = option_change(prefix_caching=True)
-        return [Change("caching", ("--prefix-caching",), "prefix caching is off", "", on)]
+        return [Change("caching", ("--enable-prefix-caching",), "prefix caching is off", "", on)]
     found: list[Change] = []
     evicts = bool(summary.use.evictions) and lost_to(
         summary, (LossCause.EVICTED, LossCause.PREEMPTED)
@@ -107,7 +107,8 @@ def vllm_changes(ask: EngineAsk, setup: Setup, summary: Summary, tells_units: bo
             found += _retention(setup, flags, evicts)
         if setup.has_states and tells_units:
             found += _units(setup)
-    if lost_to(summary, _EDGES) and tells_units:
+    # A pool given in blocks would shrink with them.
+    if lost_to(summary, _EDGES) and tells_units and not (evicts and flags.num_blocks):
         found += _smaller_blocks(ask, setup, flags)
     if evicts:
         found += _memory(ask, setup)
@@ -131,7 +132,7 @@ def _drafts(setup: Setup, flags: VllmFlags) -> list[Change]:
         Change(
             "drafts",
             ("--drafts 0",),
-            "without a draft model no matched block is dropped",
+            "without --speculative-config no matched block is dropped",
             "no speculation",
             lambda ask: deployment_change(drafts=0)(flag_change(accepted_drafts=(0,))(ask)),
         )
@@ -142,7 +143,7 @@ def _drafts(setup: Setup, flags: VllmFlags) -> list[Change]:
 def _retention(setup: Setup, flags: VllmFlags, evicts: bool) -> list[Change]:
     found = []
     block, budget = _scheduler_block(setup), int(setup.settings["max_num_batched_tokens"] or 0)
-    keep_all = ("--prefix-cache-retention-interval none",)
+    keep_all = ("--prefix-cache-retention-interval None",)
     if flags.retention_interval is not None:
         found.append(
             Change(
@@ -220,7 +221,7 @@ def _smaller_blocks(ask: EngineAsk, setup: Setup, flags: VllmFlags) -> list[Chan
         found.append(
             Change(
                 "state-dtype",
-                ("--state-dtype bfloat16",),
+                ("--mamba-ssm-cache-dtype bfloat16",),
                 "a smaller state fits a smaller block",
                 "states lose precision",
                 deployment_change(state_dtype="bfloat16"),
@@ -234,13 +235,15 @@ def _memory(ask: EngineAsk, setup: Setup) -> list[Change]:
         blocks = setup.num_blocks or 0
         more = gib(blocks * setup.bytes_per_block)
         apply = flag_change(num_blocks=2 * blocks)
-        return [_twice(f"--num-blocks {2 * blocks}", more, apply)]
-    found = [twice_the_memory(setup.memory.available_bytes)]
+        return [_twice(f"--num-gpu-blocks-override {2 * blocks}", more, apply)]
+    available_bytes = setup.memory.available_bytes
+    spelled = f"vLLM: --kv-cache-memory-bytes {2 * available_bytes >> 20}M"
+    found = [twice_the_memory(available_bytes, spelled)]
     if ask.deployment.kv_dtype is None:
         found.append(
             Change(
                 "kv-dtype",
-                ("--kv-dtype fp8",),
+                ("--kv-cache-dtype fp8",),
                 "the same memory holds more tokens, in other blocks",
                 "KV loses precision",
                 deployment_change(kv_dtype="fp8"),
@@ -250,14 +253,17 @@ def _memory(ask: EngineAsk, setup: Setup) -> list[Change]:
     return found
 
 
-def twice_the_memory(size_bytes: int) -> Change:
-    """Twice the bytes that are left for the cache now."""
+def twice_the_memory(size_bytes: int, spelled: str = "") -> Change:
+    """Twice the bytes that are left for the cache now, in whole MiB; ``spelled`` is the engine's
+    flag for that."""
+    twice = 2 * size_bytes >> 20
 
     def apply(ask: EngineAsk) -> EngineAsk:
-        memory = replace(ask.memory, kv_memory_bytes=2 * size_bytes) if ask.memory else None
+        memory = replace(ask.memory, kv_memory_bytes=twice << 20) if ask.memory else None
         return replace(ask, memory=memory)
 
-    return _twice(f"--kv-memory {2 * size_bytes / 1024**3:.2f}GiB", gib(size_bytes), apply)
+    change = _twice(f"--kv-memory {twice}MiB", gib(size_bytes), apply)
+    return replace(change, why=f"{change.why} ({spelled})") if spelled else change
 
 
 def _twice(flag: str, more: str, apply: Callable[[EngineAsk], EngineAsk]) -> Change:

@@ -120,8 +120,12 @@ class _Main:
 
     def run(self) -> bool:
         """False when Ctrl-C ended it."""
+        # One at a time, later requests cannot change what the first ones gave.
+        notes_head = self._ask.arrival == Closed(1)
         try:
             for outcome in self.replay:
+                if notes_head:
+                    self.head.see(outcome)
                 if outcome.refused is not None:
                     self._note_refusal(outcome)
                 if self._on_outcome is not None:

@@ -61,7 +61,7 @@ def test_a_suggestion_gives_what_it_says() -> None:
 
 def test_retention_is_suggested_where_states_were_dropped() -> None:
     tried = {found.flags: found for found in advised(answer(limit=400)).tried}
-    budget = tried["--prefix-cache-retention-interval none", "--max-num-batched-tokens 1152"]
+    budget = tried["--prefix-cache-retention-interval None", "--max-num-batched-tokens 1152"]
     again = answer(retention_interval=None, max_num_batched_tokens=1152, advice="off", limit=400)
     assert budget.hit_rate == again.hits.usable_rate > budget.base_rate
 
@@ -72,7 +72,7 @@ def test_memory_is_suggested_where_blocks_were_evicted() -> None:
     options = VllmOptions(max_model_len=50_000)
     result = answer(memory=memory, arrival=Closed(24), options=options, max_num_seqs=32, limit=500)
     assert result.evictions
-    found = {f.flags: f for f in advised(result).tried}["--kv-memory 2.00GiB",]
+    found = {f.flags: f for f in advised(result).tried}["--kv-memory 2048MiB",]
     more = replace(memory, kv_memory_bytes=2 * gib)
     again = answer(
         memory=more, arrival=Closed(24), options=options, max_num_seqs=32, limit=500, advice="off"
@@ -95,10 +95,10 @@ def test_states_in_a_pool_that_evicts_are_not_judged_on_a_head(
     advice = advised(answer(**small))
     assert not advice.whole_trace
     assert "--advice full tells" in advice.note
-    assert {found.flags for found in advice.tried} & {("--num-blocks 320",)}
+    assert {found.flags for found in advice.tried} & {("--num-gpu-blocks-override 320",)}
     full = advised(answer(**small, advice="full"))
     tried = {flag for found in full.tried for flag in found.flags}
-    assert "--prefix-cache-retention-interval none" in tried
+    assert "--prefix-cache-retention-interval None" in tried
 
 
 def test_drafts_are_named_when_they_cost_hits() -> None:
@@ -106,6 +106,46 @@ def test_drafts_are_named_when_they_cost_hits() -> None:
     flags = {flag for found in advised(result).tried for flag in found.flags}
     lost = {loss.cause.value: loss.share for loss in result.losses}
     assert ("--drafts 0" in flags) == (lost.get("draft_drop", 0) > 0.02)
+
+
+VLLM_033_FLAGS = {
+    "--block-size", "--enable-mamba-shared-prefix-checkpoint", "--enable-prefix-caching",
+    "--kv-cache-dtype", "--kv-cache-memory-bytes", "--mamba-ssm-cache-dtype",
+    "--max-num-batched-tokens", "--max-num-seqs", "--num-gpu-blocks-override",
+    "--prefix-cache-retention-interval", "--prefix-match-unit",
+}  # fmt: skip
+"""Of vLLM 0.33's ``EngineArgs.add_cli_args``."""
+OURS = {"--drafts", "--kv-memory"}
+"""Explained beside the suggestion: vLLM has --speculative-config and bytes."""
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_flags_are_those_of_the_engine(drafts: int) -> None:
+    memory = MemoryAsk(kv_memory_bytes=1 << 30)
+    options = VllmOptions(max_model_len=50_000)
+    tight = answer(
+        memory=memory, arrival=Closed(24), options=options, limit=200, drafts=drafts,
+        max_num_seqs=32,
+    )  # fmt: skip
+    named = {flag.split()[0] for found in advised(tight).tried for flag in found.flags}
+    assert named <= VLLM_033_FLAGS | OURS
+    assert {"--mamba-ssm-cache-dtype", "--kv-cache-dtype", "--kv-memory"} <= named
+    twice = next(f for f in advised(tight).tried if f.flags[0].startswith("--kv-memory"))
+    assert twice.why.endswith("(vLLM: --kv-cache-memory-bytes 2048M)")
+
+
+@pytest.mark.parametrize("num_blocks", [None, 160])
+def test_one_at_a_time_a_head_needs_no_replay_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, num_blocks: int | None
+) -> None:
+    monkeypatch.setattr("hybridplan.sim.advice.HEAD_WORK", 3_000)
+    options = VllmOptions(max_model_len=50_000)
+    seen = advised(answer(limit=200, num_blocks=num_blocks, options=options, max_num_seqs=32))
+    monkeypatch.setattr(Head, "seen", None)
+    assert not seen.whole_trace
+    assert (
+        advised(answer(limit=200, num_blocks=num_blocks, options=options, max_num_seqs=32)) == seen
+    )
 
 
 def test_a_long_trace_is_advised_on_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +169,7 @@ def test_nothing_is_suggested_where_nothing_is_lost() -> None:
 
 def test_a_cache_switched_off_is_switched_on() -> None:
     advice = advised(answer(options=VllmOptions(prefix_caching=False), limit=100))
-    assert [found.flags for found in advice.suggestions] == [("--prefix-caching",)]
+    assert [found.flags for found in advice.suggestions] == [("--enable-prefix-caching",)]
 
 
 def test_without_reuse_there_is_no_advice() -> None:
