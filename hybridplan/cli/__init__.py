@@ -19,6 +19,8 @@ from hybridplan import __version__
 from hybridplan.cli.common import INTERRUPTED, Said
 from hybridplan.errors import HybridplanError
 
+BROKEN_PIPE = 141
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "ledger": ("hybridplan.cli.ledger", "Bytes of a model's caches, states and weights."),
     "plan": ("hybridplan.cli.plan", "What the engine will say at boot, before it boots."),
@@ -64,20 +66,24 @@ def build_app(wanted: str | None) -> typer.Typer:
     app = typer.Typer(
         name="hybridplan",
         help="Plan memory and prefix caching for hybrid language models.",
-        no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    @app.callback()
-    def root(
-        version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
-    ) -> None:
-        if version:
+    def say_version(asked: bool) -> None:
+        if asked:
             typer.echo(f"hybridplan {__version__}")
             raise typer.Exit
+
+    @app.callback()
+    def root(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version.", is_eager=True, callback=say_version
+        ),
+    ) -> None:
+        """Options of the program itself."""
 
     for name, (module, summary) in COMMANDS.items():
         if wanted in (name, "*"):
@@ -101,12 +107,21 @@ def _report_error(sentence: str, kind: str, exit_code: int, as_json: bool) -> in
     return exit_code
 
 
+def _drop_output() -> None:
+    """Let nothing that is still buffered fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code: 0 yes, 1 no, 2 bad input, 130 interrupted."""
+    """Run one command line and return its exit code: 0 yes, 1 no, 2 bad input, 130 interrupted.
+
+    141, as shells spell it, where the reader of a pipe left before the answer ended.
+    """
     as_json = "--json" in arguments
     try:
         app = build_app(_wanted(arguments))
-        result = app(list(arguments), prog_name="hybridplan", standalone_mode=False)
+        result = app(list(arguments) or ["--help"], prog_name="hybridplan", standalone_mode=False)
+        sys.stdout.flush()
     except HybridplanError as error:
         return _report_error(error.sentence, error.kind, error.exit_code, as_json)
     except typer.TyperException as error:
@@ -114,9 +129,16 @@ def run(arguments: Sequence[str]) -> int:
         return _report_error(sentence, "usage", 2, as_json) if sentence else 2
     except (KeyboardInterrupt, typer.Abort):
         return _report_error("interrupted", "interrupted", INTERRUPTED, as_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (BrokenPipeError, SystemExit) as error:
+        # typer ends a run with SystemExit(1) when a pipe breaks, and with another code elsewhere.
+        if isinstance(error, SystemExit) and error.code != 1:
+            raise
+        _drop_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        _drop_output()
+        sentence = f"{error.filename or 'the output'}: {error.strerror or error}"
+        return _report_error(sentence, "system", 2, as_json=False)
     if result == INTERRUPTED and not isinstance(result, Said):
         return _report_error("interrupted", "interrupted", INTERRUPTED, as_json=False)
     return result if isinstance(result, int) else 0

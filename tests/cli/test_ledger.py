@@ -270,3 +270,30 @@ def test_plot_without_matplotlib_names_the_extra(
 def test_schema_of_nothing(capsys: Capture) -> None:
     assert run(["schema", "nothing"]) == 2
     assert re.search("there is one for .*ledger", capsys.readouterr().err)
+
+
+def test_the_program_without_a_command(capsys: Capture) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("hybridplan ")
+    assert run([]) == 0
+    assert "  ledger  " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--help", "--json"])
+def test_a_reader_that_leaves_is_neither_yes_nor_no(flag: str) -> None:
+    command = [sys.executable, "-m", "hybridplan", "ledger", "qwen3.5-0.8b", flag]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "hybridplan", "ledger", "qwen3.5-0.8b"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
