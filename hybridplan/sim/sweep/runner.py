@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import connection, get_context, parent_process
 from threading import Thread
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from hybridplan.errors import InputError, MissingExtraError
 
@@ -70,7 +72,7 @@ def _dask(address: str) -> Iterator[Executor]:
     try:
         client = Client(address, timeout=_CONNECT_S)
         client.wait_for_workers(1, timeout=_CONNECT_S)
-    except (OSError, TimeoutError) as error:
+    except (OSError, asyncio.TimeoutError) as error:
         raise InputError(
             f"--scheduler {address}: no Dask scheduler with a worker answered in {_CONNECT_S} s"
             f" ({type(error).__name__})"
@@ -82,33 +84,35 @@ def _dask(address: str) -> Iterator[Executor]:
 @contextmanager
 def _ray(address: str) -> Iterator[Executor]:
     try:
-        import ray
+        from ray import init, remote, shutdown
     except ImportError:
         raise MissingExtraError(
             f'--scheduler {address} needs Ray; install it with: pip install "hybridplan[ray]"'
         ) from None
     try:
-        ray.init(address)
+        with catch_warnings():
+            simplefilter("ignore")
+            init(address, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"--scheduler {address}: Ray did not answer ({reason})") from None
     try:
-        yield RayExecutor(ray)
+        yield RayExecutor(remote)
     finally:
-        ray.shutdown()
+        shutdown()
 
 
 class RayExecutor(Executor):
-    """Ray tasks as futures; a task whose worker dies is tried again by Ray."""
+    """Ray tasks as futures, made with ``ray.remote``; Ray tries a task again whose worker dies."""
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
+    def __init__(self, remote: Callable[[Callable[..., Any]], Any]) -> None:
+        self._remote = remote
         self._tasks: dict[Callable[..., Any], Any] = {}
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """The future of one task."""
         task = self._tasks.get(fn)
         if task is None:
-            task = self._tasks[fn] = self._ray.remote(fn)
+            task = self._tasks[fn] = self._remote(fn)
         future: Future[Any] = task.remote(*args, **kwargs).future()
         return future

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -13,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from hybridplan.errors import InputError
+from hybridplan.errors import InputError, MissingExtraError
 from hybridplan.sim.sweep import export
 from hybridplan.sim.sweep.grid import Grid, expand
-from hybridplan.sim.sweep.runner import connect
+from hybridplan.sim.sweep.runner import RayExecutor, connect
 from hybridplan.sim.sweep.store import Record, opened
 from hybridplan.sim.sweep.sweep import SweepProgress, SweepResult, sweep
 
@@ -168,6 +169,53 @@ def test_exports(result: SweepResult, tmp_path: Path, suffix: str) -> None:
 def test_where_no_sweep_can_run(scheduler: str | None, jobs: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         connect(scheduler, jobs)
+
+
+@pytest.mark.parametrize(
+    "scheduler, module, extra",
+    [("tcp://127.0.0.1:1", "distributed", "dask"), ("ray://127.0.0.1:1", "ray", "ray")],
+)
+def test_a_client_that_is_not_installed_is_named(
+    scheduler: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"hybridplan\[{extra}\]"), connect(scheduler, 1):
+        pass
+
+
+def test_ray_tasks_are_futures() -> None:
+    class Reference:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def future(self) -> Future[int]:
+            future: Future[int] = Future()
+            future.set_result(self.value)
+            return future
+
+    class Task:
+        def __init__(self, fn: Any) -> None:
+            self.remote = lambda *args, **kwargs: Reference(fn(*args, **kwargs))
+
+    made: list[Any] = []
+    pool = RayExecutor(lambda fn: made.append(fn) or Task(fn))
+    assert [pool.submit(pow, 2, n).result() for n in range(3)] == [1, 2, 4]
+    assert made == [pow]
+
+
+def test_a_cluster_that_cannot_run_cells_ends_the_sweep(grid: Grid, tmp_path: Path) -> None:
+    class Unable(Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(RuntimeError("Error during deserialization"))
+            return future
+
+    @contextmanager
+    def unable() -> Iterator[Executor]:
+        yield Unable()
+
+    with opened(tmp_path / "s.jsonl") as store, pytest.raises(InputError, match="deserializ"):
+        sweep(grid, store, unable)
 
 
 def test_local_processes_do_not_outlive_a_call() -> None:
