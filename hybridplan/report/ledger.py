@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -28,7 +29,7 @@ def comparison(ledgers: Sequence[Ledger]) -> list[RenderableType]:
     """Models side by side, one column each."""
     table = _table("")
     for ledger in ledgers:
-        table.add_column(ledger.model.name, justify="right", overflow="fold")
+        table.add_column(fill(ledger.model.name, 12), justify="right", overflow="fold")
     for title, cells in _comparison_rows(ledgers):
         table.add_row(title, *cells)
     asked = ledgers[0].deployment
