@@ -11,6 +11,7 @@ import pytest
 from hybridplan.config import catalogue
 from hybridplan.config.find import load, load_entry
 from hybridplan.config.read import read_config, read_file
+from hybridplan.errors import ConfigError
 from hybridplan.ledger.weights import COMPONENTS, Weights, weights
 from hybridplan.ledger.weights.parts import mixer_parts, mlp_parts
 from hybridplan.ledger.weights.storage import Storage
@@ -248,6 +249,8 @@ def test_excluded_modules_keep_the_model_dtype() -> None:
     assert size("model.layers.1.*") == size("*layers.1*")
     assert size("model.layers.1.*")["mlp"] == mlp + mlp // 2
     assert size("gate")["mlp"] == mlp
+    with pytest.raises(ConfigError, match=r"f: .* 're:\(', which is no regular expression"):
+        size("re:(")
 
 
 def test_packed_words_of_a_mixed_repository() -> None:

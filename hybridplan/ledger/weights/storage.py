@@ -6,6 +6,7 @@ import re
 from fnmatch import translate
 
 from hybridplan.config.spec import ModelSpec
+from hybridplan.errors import ConfigError
 from hybridplan.ledger.dtypes import element_bytes
 from hybridplan.ledger.weights.parts import Part
 
@@ -33,7 +34,7 @@ class Storage:
         self.scheme = spec.quantization
         excluded = self.scheme.excluded if self.scheme else ()
         self.literal = {name for name in excluded if not _is_pattern(name)}
-        self.patterns = [_compiled(name) for name in excluded if _is_pattern(name)]
+        self.patterns = [_compiled(name, spec.file) for name in excluded if _is_pattern(name)]
         overrides = self.scheme.overrides if self.scheme else ()
         self.overrides = {name: bits for name, bits in overrides if not _is_pattern(name)}
 
@@ -84,9 +85,12 @@ def _is_pattern(name: str) -> bool:
     return name.startswith("re:") or any(char in name for char in "*?[")
 
 
-def _compiled(name: str) -> re.Pattern[str]:
+def _compiled(name: str, file: str) -> re.Pattern[str]:
     """A name list's pattern. ``re:`` is a regular expression; the rest are shell patterns."""
     try:
         return re.compile(name[3:] if name.startswith("re:") else translate(name))
-    except re.error:
-        return re.compile(re.escape(name))
+    except re.error as error:
+        raise ConfigError(
+            f"{file}: the quantisation's list of modules holds {name[:60]!r}, which is no regular "
+            f"expression: {error}"
+        ) from error
