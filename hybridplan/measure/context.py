@@ -100,10 +100,10 @@ class Context:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
 
-    def timed(self, family: str) -> Timer:
+    def timed(self) -> Timer:
         """The timer. Raises NoTimeError on a CPU."""
         if self.timer is None or self.rates is None:
-            raise NoTimeError(f"{family}: times need a GPU")
+            raise NoTimeError("times need a GPU")
         return self.timer
 
 

@@ -84,7 +84,7 @@ def _longest(context: Context) -> int:
 
 def measure(context: Context, stack: Stack) -> None:
     """Time every shape that fits and put it into ``context.points``."""
-    timer = context.timed("steps")
+    timer = context.timed()
     for shape in context.pick((*DECODES, *PREFILLS), QUICK, ()):
         try:
             step = make(stack, shape)

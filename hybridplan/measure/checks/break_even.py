@@ -28,7 +28,7 @@ def run(context: Context) -> list[Check]:
     if not state:
         return [skipped(FAMILY, "break-even", what, f"{context.spec.name} keeps no state")]
     try:
-        timer = context.timed(FAMILY)
+        timer = context.timed()
         rates = context.rates
         assert rates is not None
         stack = steps.stack_of(context)

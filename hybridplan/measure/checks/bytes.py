@@ -20,7 +20,7 @@ def run(context: Context) -> list[Check]:
     return [*_planned(context), *_separate(context)]
 
 
-def _allocated(device: torch.device) -> int | None:
+def allocated_bytes(device: torch.device) -> int | None:
     """Bytes that live tensors asked for, where torch counts them."""
     if device.type != "cuda":
         return None
@@ -33,9 +33,9 @@ def _planned(context: Context) -> list[Check]:
         plan = plan_of(context.spec, blocks, longest)
     except RefusalError as error:
         return [skipped(FAMILY, "planned pool", "the pool as vLLM lays it out", error.sentence)]
-    before = _allocated(context.device)
+    before = allocated_bytes(context.device)
     pool = PlanPool(plan, context.device)
-    after = _allocated(context.device)
+    after = allocated_bytes(context.device)
     held = pool.buffer.untyped_storage().nbytes() if before is None else (after or 0) - before
     how = f"{plan.num_blocks} blocks x {plan.bytes_per_block:,} B, layout {plan.layout}"
     found = [
@@ -117,12 +117,12 @@ def _separate(context: Context) -> list[Check]:
     for name, shapes in parts.items():
         if not shapes:
             continue
-        before = _allocated(context.device)
+        before = allocated_bytes(context.device)
         held = [
             torch.empty(shape, dtype=getattr(torch, canonical(dtype)), device=context.device)
             for shape, dtype in zip(shapes, dtypes[name], strict=True)
         ]
-        after = _allocated(context.device)
+        after = allocated_bytes(context.device)
         size = sum(x.nbytes for x in held) if before is None else (after or 0) - before
         what = f"{tokens:,} tokens" if name == "KV pool" else f"{slots} slots"
         found.append(

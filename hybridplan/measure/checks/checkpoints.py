@@ -28,7 +28,7 @@ def run(context: Context) -> list[Check]:
     context.gates.linear(layer)
     found = _continuing(context, layer)
     try:
-        context.timed(FAMILY)
+        context.timed()
     except NoTimeError as error:
         return [*found, skipped(FAMILY, "times", "copy, export and stop", str(error))]
     return [*found, *_copy_time(context), *_export_time(context, layer)]
@@ -97,7 +97,7 @@ def _copy_time(context: Context) -> list[Check]:
     """One checkpoint of the whole model, every layer in one launch."""
     from hybridplan.kernels.state_copy.recurrent import StateCopier
 
-    timer, rates = context.timed(FAMILY), context.rates
+    timer, rates = context.timed(), context.rates
     assert rates is not None
     size = checkpoint_bytes(model_caches(context.spec, Deployment("vllm")))
     if not size:
@@ -139,7 +139,7 @@ def _constant(value: float, spread: float) -> Any:
 
 def _export_time(context: Context, layer: LinearLayer) -> list[Check]:
     """Exporting a state inside a prefill, against stopping there; one export a block."""
-    timer, rates = context.timed(FAMILY), context.rates
+    timer, rates = context.timed(), context.rates
     assert rates is not None
     tokens = context.pick(8192, 4096, 256)
     block = plan_of(context.spec, 64).block_tokens

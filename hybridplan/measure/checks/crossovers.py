@@ -12,6 +12,7 @@ from hybridplan.ledger.crossover import attention_twin, crossover_tokens
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.dtypes import canonical
 from hybridplan.measure.attention import AttentionLayer
+from hybridplan.measure.checks.bytes import allocated_bytes
 from hybridplan.measure.checks.decode import attention_step, linear_step
 from hybridplan.measure.context import Context, NoTimeError
 from hybridplan.measure.linear import LinearLayer
@@ -31,7 +32,7 @@ def run(context: Context) -> list[Check]:
     if context.linear is None or context.attention is None:
         return found
     try:
-        context.timed(FAMILY)
+        context.timed()
     except NoTimeError as error:
         return [*found, skipped(FAMILY, "decode step", "where attention gets slower", str(error))]
     context.gates.linear(context.linear)
@@ -39,18 +40,22 @@ def run(context: Context) -> list[Check]:
     return [*found, *_time(context, context.linear, context.attention)]
 
 
-def _held(spec: ModelSpec, tokens: int) -> int:
-    """Bytes of tensors really made for one request, without memory behind them."""
-    total = 0
+def _held(context: Context, spec: ModelSpec, tokens: int) -> int:
+    """Bytes of tensors really made for one request, as the device's allocator counts them."""
+    before = allocated_bytes(context.device)
+    tensors = []
     for layer in model_caches(spec, Deployment("vllm")):
         for cache in layer.tokens:
             entries = cache.held_tokens(tokens) // cache.tokens_per_entry
-            shape = (entries, cache.bytes_per_entry)
-            total += torch.empty(shape, dtype=torch.uint8, device="meta").nbytes
+            shape: tuple[int, ...] = (entries, cache.bytes_per_entry)
+            tensors.append(torch.empty(shape, dtype=torch.uint8, device=context.device))
         for state in layer.states:
             dtype = getattr(torch, canonical(state.dtype))
-            total += torch.empty(state.shape, dtype=dtype, device="meta").nbytes
-    return total
+            tensors.append(torch.empty(state.shape, dtype=dtype, device=context.device))
+    after = allocated_bytes(context.device)
+    if before is None or after is None:
+        return sum(x.nbytes for x in tensors)
+    return after - before
 
 
 def _memory(context: Context, twin: ModelSpec, predicted: int) -> Check:
@@ -58,7 +63,7 @@ def _memory(context: Context, twin: ModelSpec, predicted: int) -> Check:
     low, high = 0, 4 * predicted + 4096
     while low < high:
         middle = (low + high) // 2
-        if _held(context.spec, middle) <= _held(twin, middle):
+        if _held(context, context.spec, middle) <= _held(context, twin, middle):
             high = middle
         else:
             low = middle + 1

@@ -41,7 +41,7 @@ def run(context: Context) -> list[Check]:
 
 def linear_step(context: Context, layer: LinearLayer, batch: int) -> Timing:
     """Time of one decode step of a recurrent layer for ``batch`` requests, states rotated."""
-    timer = context.timed(FAMILY)
+    timer = context.timed()
     size = batch * layer.state_elements * 4
     sets = timer.sets(2 * size)
     pool = layer.pool(batch * sets, context.device)
@@ -60,7 +60,7 @@ def _linear(context: Context, layer: LinearLayer) -> list[Check]:
     lengths = context.pick((1024, 8192, 65_536, 1_048_576), (1024, 65_536), (64, 128))
     drift = _finite_after(context, layer, lengths[-1] if context.gpu else lengths[0])
     try:
-        timer = context.timed(FAMILY)
+        timer = context.timed()
     except NoTimeError as error:
         return [drift, skipped(FAMILY, "linear layer", "step time by context", str(error))]
     piece = min(65_536, lengths[-1])
@@ -141,7 +141,7 @@ class Grid:
 
 def attention_step(context: Context, layer: AttentionLayer, batch: int, tokens: int) -> Timing:
     """Time of one decode step of an attention layer, pages in random order."""
-    timer = context.timed(FAMILY)
+    timer = context.timed()
     pages = -(-tokens // PAGE_TOKENS)
     sets = timer.sets(batch * tokens * layer.kv_bytes_per_token)
     count = batch * pages * sets
@@ -161,7 +161,7 @@ def attention_step(context: Context, layer: AttentionLayer, batch: int, tokens: 
 
 def _attention(context: Context, layer: AttentionLayer) -> list[Check]:
     try:
-        context.timed(FAMILY)
+        context.timed()
     except NoTimeError as error:
         return [skipped(FAMILY, "attention layer", "step time by context", str(error))]
     rates = context.rates

@@ -27,7 +27,7 @@ def run(context: Context) -> list[Check]:
     for D in drafts:
         found += _bytes(context, layer, D)
         try:
-            context.timed(FAMILY)
+            context.timed()
         except NoTimeError as error:
             found.append(skipped(FAMILY, f"verify of {D}", "time", str(error)))
             continue
@@ -95,7 +95,7 @@ def _bytes(context: Context, layer: LinearLayer, D: int) -> list[Check]:
 
 
 def _time(context: Context, layer: LinearLayer, D: int) -> list[Check]:
-    timer, rates = context.timed(FAMILY), context.rates
+    timer, rates = context.timed(), context.rates
     assert rates is not None
     batch = context.pick(64, 64, 2)
     state = batch * layer.state_elements * 4
@@ -126,7 +126,7 @@ def _time(context: Context, layer: LinearLayer, D: int) -> list[Check]:
 def _replay_time(context: Context, layer: LinearLayer, D: int, batch: int) -> Check:
     from hybridplan.kernels.gated_delta.replay import replay_step
 
-    timer, rates = context.timed(FAMILY), context.rates
+    timer, rates = context.timed(), context.rates
     assert rates is not None
     device = context.device
     state = batch * layer.state_elements * 4

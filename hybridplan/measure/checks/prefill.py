@@ -110,7 +110,7 @@ def _chunk_sizes(context: Context) -> list[Check]:
         for C in CHUNKS
     ]  # fmt: skip
     try:
-        timer = context.timed(FAMILY)
+        timer = context.timed()
     except NoTimeError as error:
         return [*found, skipped(FAMILY, "size of a chunk", "times", str(error))]
     q, k, v, g, beta = args

@@ -20,7 +20,7 @@ def run(context: Context) -> list[Check]:
     """Contents first, then times predicted from two other sizes."""
     found = [_content(context)]
     try:
-        context.timed(FAMILY)
+        context.timed()
     except NoTimeError as error:
         return [*found, skipped(FAMILY, "times", "host and device", str(error))]
     for name, to_device in (("host to device", True), ("device to host", False)):
@@ -60,7 +60,7 @@ def _content(context: Context) -> Check:
 
 def copy_time(context: Context, size: int, to_device: bool) -> Timing:
     """Time to copy ``size`` bytes between pinned host memory and the device."""
-    timer = context.timed(FAMILY)
+    timer = context.timed()
     device = torch.empty(size, dtype=torch.uint8, device=context.device)
     host = torch.ones(size, dtype=torch.uint8, pin_memory=_pinned(context))
     source, target = (host, device) if to_device else (device, host)
@@ -95,7 +95,7 @@ def _peer(context: Context) -> Check:
         return skipped(FAMILY, "GPU to GPU", "KV and state to a second card",
                        "one CUDA device is present")  # fmt: skip
     other = torch.device("cuda", (context.device.index + 1) % torch.cuda.device_count())
-    timer = context.timed(FAMILY)
+    timer = context.timed()
     what, size = list(_sizes(context).items())[-1]
 
     def there(number: int) -> Timing:
