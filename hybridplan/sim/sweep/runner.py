@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import active_children, connection, get_context, parent_process
 from threading import Thread
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -37,11 +37,16 @@ def connect(scheduler: str | None, jobs: int) -> AbstractContextManager[Executor
 
 @contextmanager
 def processes(jobs: int) -> Iterator[Executor]:
-    """Local worker processes that end with this one, however it ends."""
+    """Local worker processes that end with this one, however it ends; Ctrl-C stops their cells."""
     context = get_context("spawn")
+    others = set(active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_follow_parent)
     try:
         yield pool
+    except KeyboardInterrupt:
+        for worker in set(active_children()) - others:
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -223,3 +225,32 @@ def test_local_processes_do_not_outlive_a_call() -> None:
         pid = pool.submit(os.getpid).result()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_ctrl_c_stops_cells_that_run() -> None:
+    def interrupted() -> None:
+        with connect(None, 1) as pool:
+            pool.submit(os.getpid).result()
+            pool.submit(time.sleep, 120)
+            raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert time.monotonic() - begin < 60
+
+
+def test_a_local_worker_that_is_killed_costs_nothing(grid: Grid, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    @contextmanager
+    def fragile() -> Iterator[Executor]:
+        with connect(None, 1) as pool:
+            if not killed:
+                killed.append(pool.submit(os.getpid).result())
+                os.kill(killed[0], signal.SIGKILL)
+            yield pool
+
+    with opened(tmp_path / "a.jsonl") as store, opened(tmp_path / "b.jsonl") as other:
+        assert sweep(grid, store, fragile) == sweep(grid, other, threads)
+    assert killed
