@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from hybridplan import Deployment
+from hybridplan.config.families import FAMILIES
 from hybridplan.config.read import read_config
 from hybridplan.ledger.caches import LayerCaches, model_caches
 
@@ -234,6 +235,13 @@ CASES = [
         conv_kernel=4,
         time_step_rank=16,
         expand=2,
+    ),
+    own("mistral", "MistralForCausalLM", sliding_window=32),
+    own(
+        "ministral",
+        "MinistralForCausalLM",
+        sliding_window=32,
+        layer_types=["sliding_attention", "full_attention"],
     ),
     own("qwen2", "Qwen2ForCausalLM"),
     own(
@@ -475,6 +483,17 @@ def page() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+# Names whose text model is that of a compared one, by the same reader.
+SAME_TEXT_MODEL = {"kimi_k25": "deepseek_v3", "lfm2_vl": "lfm2", "gemma4_unified": "gemma4"}
+
+
+def test_every_family_of_transformers_is_compared() -> None:
+    compared = {shrunk(case)["model_type"].removesuffix("_text") for case in CASES}
+    assert set(SAME_TEXT_MODEL.values()) <= compared
+    known = {name for name in FAMILIES if name in transformers.CONFIG_MAPPING}
+    assert {name.removesuffix("_text") for name in known} - compared == set(SAME_TEXT_MODEL)
 
 
 def test_page_says_what_is_tested() -> None:
