@@ -91,10 +91,10 @@ def _units(result: SimulateResult) -> str:
     known = "no prefix ids in the trace" if unit is None else f"the trace knows every {unit:,}"
     settings = setup.settings
     budget = settings.get("max_num_batched_tokens") or settings.get("chunked_prefill_size")
-    return (
-        f"a hit ends on a multiple of {setup.hit_alignment_tokens:,} tokens ({known}); a step has "
-        f"{budget:,} tokens"
-    )
+    step = f"a step has {budget:,} tokens"
+    if settings.get("prefix_caching") is False:
+        return f"prefix caching is off ({known}); {step}"
+    return f"a hit ends on a multiple of {setup.hit_alignment_tokens:,} tokens ({known}); {step}"
 
 
 def _hits(result: SimulateResult) -> Table:
@@ -142,6 +142,8 @@ def _bounds(result: SimulateResult) -> str:
     why = f"{unit:,}-token ids do not tell what lies at {hash_tokens:,}-token edges"
     if hits.upper_tokens is None or hits.upper_rate is None:
         return f"a lower bound: {why}"
+    if hits.upper_tokens == hits.usable_tokens:
+        return f"{why}, and both readings of them give this"
     return f"the lower bound; the upper is {hits.upper_rate:.1%}: {hits.upper_tokens:,} ({why})"
 
 

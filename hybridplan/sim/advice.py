@@ -136,7 +136,7 @@ class _Search:
         self._whole = _Run(
             summary.requests, summary.prompt_tokens, summary.hit_tokens, summary.lost_tokens
         )
-        self._base: _Run | None = self._whole if head.is_whole else head.seen
+        self._base: _Run | None = self._whole if head.is_whole else None
         self._stage = ""
 
     @property
@@ -184,6 +184,8 @@ class _Search:
 
     def _try(self, change: Change) -> None:
         on_whole = change.needs_whole and not self._head.is_whole
+        if self._base is None and not on_whole:
+            self._base = self._head.seen
         if self._base is None and not on_whole:
             stage, self._stage = self._stage, "advice: as it is"
             self._base = self._replay(self._ask, self._head.requests, losses=True)

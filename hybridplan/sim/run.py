@@ -217,6 +217,8 @@ def _result(
     assumptions = [*setup.assumptions, f"arrival {summary.arrival}"]
     if isinstance(ask.arrival, Timed) and ask.session_gap_s is not None:
         assumptions.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
+    if ask.arrival == Timed():
+        assumptions.append("step times stand in for a device; timed:TOKENS_PER_S:STEP_S sets them")
     assumptions += [said for said in summary.assumptions if not said.startswith("arrival ")]
     if ask.trace.info.unit_tokens is None:
         assumptions.append("the trace has no prefix ids, so every prompt counts as new")
