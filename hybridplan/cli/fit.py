@@ -8,9 +8,8 @@ from hybridplan.cli import flags
 from hybridplan.cli.common import JsonFlag, print_json, print_report
 from hybridplan.errors import InputError
 from hybridplan.ledger.deployment import Deployment, parse_engine
-from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.memory import VLLM_UTILISATION
-from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk
+from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.vllm.options import VllmOptions
 
 
@@ -25,6 +24,9 @@ def _fit(
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
     memory_utilization: flags.Utilisation = None,
+    weights_memory: flags.Weights = None,
+    activation_memory: flags.Activations = None,
+    graph_memory: flags.Graphs = None,
     tp: flags.Tp = 1,
     pp: flags.Pp = 1,
     dcp: flags.Dcp = 1,
@@ -32,11 +34,15 @@ def _fit(
     state_dtype: flags.StateDtype = None,
     conv_dtype: flags.ConvDtype = None,
     drafts: flags.Drafts = 0,
+    draft_method: flags.DraftMethodName = None,
+    draft_layers: flags.DraftLayers = None,
     max_model_len: flags.MaxModelLen = None,
     max_num_seqs: flags.MaxNumSeqs = None,
     max_num_batched_tokens: flags.BatchedTokens = None,
     block_size: flags.BlockTokens = None,
     prefix_caching: flags.PrefixCaching = None,
+    attention_backend: flags.Backend = None,
+    enforce_eager: flags.Eager = False,
     download: flags.Download = False,
     json: JsonFlag = False,
 ) -> int:
@@ -48,15 +54,32 @@ def _fit(
         raise InputError(f"fit answers for vllm and --engine is {name}; see hybridplan plan")
     deployment = Deployment(name, version, tp, pp, dcp, kv_dtype, state_dtype, conv_dtype, drafts)
     spec = load(model, download=download)
-    memory = MemoryAsk(
-        gpu=find_gpu(gpu) if gpu is not None else None,
-        kv_memory_bytes=flags.size_or_none(kv_memory, "--kv-memory"),
-        utilisation=VLLM_UTILISATION if memory_utilization is None else memory_utilization,
+    memory = flags.memory_ask(
+        gpu,
+        kv_memory,
+        memory_utilization,
+        VLLM_UTILISATION,
+        weights=weights_memory,
+        activations=activation_memory,
+        graphs=graph_memory,
+        eager=enforce_eager,
     )
     options = VllmOptions(
-        max_model_len=max_model_len, block_tokens=block_size, prefix_caching=prefix_caching
+        max_model_len=max_model_len,
+        block_tokens=block_size,
+        prefix_caching=prefix_caching,
+        attention_backend=attention_backend,
+        **flags.drafter(draft_method, draft_layers, drafts, spec),
     )
-    ask = VllmAsk(spec, deployment, options, memory, max_num_seqs, max_num_batched_tokens)
+    ask = VllmAsk(
+        spec,
+        deployment,
+        options,
+        memory,
+        max_num_seqs,
+        max_num_batched_tokens,
+        graphs=not enforce_eager,
+    )
     result = fit(ask)
     if json:
         from hybridplan.report.document import document

@@ -12,20 +12,28 @@ from hybridplan.cli.common import JsonFlag, print_json, print_report
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
 from hybridplan.ledger.deployment import Deployment, parse_engine
-from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.memory import VLLM_UTILISATION
-from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk
+from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.planning.sglang import SGLANG_FRACTION, SglangAsk
 from hybridplan.ledger.sglang.options import SglangOptions
-from hybridplan.ledger.vllm.options import VllmOptions
+from hybridplan.ledger.vllm.options import GENERATIONS, VllmOptions
 
-_WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
-_ACTIVATION = typer.Option("--activation-memory", help="Peak activations on a rank.")
-_GRAPHS = typer.Option("--graph-memory", help="CUDA graphs on a rank.")
+_MAMBA_BACKENDS = ("triton", "flashinfer")
+_GDN_BACKENDS = ("auto", "flashinfer", "triton")
+_RUNNERS = ("v1", "v2")
 _AT = typer.Option("--at", help="Also cost a request of this many tokens; repeatable.")
 _PLOT = typer.Option("--plot", help="Draw concurrency by setting to a .png, .svg or .pdf file.")
-_BACKEND = typer.Option("--attention-backend", help="FLASH_ATTN, FLASHINFER, TRITON_ATTN, ...")
-_METHOD = typer.Option("--draft-method", help="mtp, ngram, eagle3, dflash, ...")
+_GENERATION = typer.Option(
+    "--generation", help=f"Kind of card without --gpu: {', '.join(GENERATIONS)}."
+)
+_KERNEL = typer.Option("--kernel-block", help="vLLM: smallest block of the attention kernel.")
+_LAYOUT = typer.Option("--kv-cache-layout", help="vLLM: LBNHC, BLHNC, ... (VLLM_KV_CACHE_LAYOUT).")
+_GDN = typer.Option("--gdn-prefill-backend", help="vLLM: auto, flashinfer or triton.")
+_MAMBA = typer.Option("--mamba-backend", help="vLLM: triton or flashinfer; ReplaySSM runs on it.")
+_RUNNER = typer.Option("--model-runner", help="vLLM: v2, or v1 (VLLM_USE_V2_MODEL_RUNNER=0).")
+_FLAT = typer.Option(
+    "--disable-hybrid-kv-cache-manager", help="vLLM: windowed layers keep everything."
+)
 _REPLAY = typer.Option("--replayssm", help="SGLang: off, decode or verify. vLLM: ring length.")
 _STRATEGY = typer.Option("--mamba-radix-cache-strategy", help="SGLang: auto, no_buffer, ...")
 _RATIO = typer.Option("--mamba-full-memory-ratio", help="SGLang: state bytes over KV bytes.")
@@ -35,7 +43,6 @@ _PAGE = typer.Option("--page-size", help="SGLang: tokens of a KV page.")
 _HOST_RATIO = typer.Option("--hicache-ratio", help="SGLang: host tier over device.")
 _HOST_SIZE = typer.Option("--hicache-size", help="SGLang: host tier, as in 64GB.")
 _PD = typer.Option("--pd-preallocated", help="SGLang PD decode server: preallocated requests.")
-_EAGER = typer.Option("--enforce-eager", help="vLLM: no CUDA graphs.")
 
 
 def register(app: typer.Typer) -> None:
@@ -49,9 +56,9 @@ def _plan(
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
     memory_utilization: flags.Utilisation = None,
-    weights_memory: Annotated[str | None, _WEIGHTS] = None,
-    activation_memory: Annotated[str | None, _ACTIVATION] = None,
-    graph_memory: Annotated[str | None, _GRAPHS] = None,
+    weights_memory: flags.Weights = None,
+    activation_memory: flags.Activations = None,
+    graph_memory: flags.Graphs = None,
     tp: flags.Tp = 1,
     pp: flags.Pp = 1,
     dcp: flags.Dcp = 1,
@@ -59,15 +66,23 @@ def _plan(
     state_dtype: flags.StateDtype = None,
     conv_dtype: flags.ConvDtype = None,
     drafts: flags.Drafts = 0,
-    draft_method: Annotated[str | None, _METHOD] = None,
+    draft_method: flags.DraftMethodName = None,
+    draft_layers: flags.DraftLayers = None,
     max_model_len: flags.MaxModelLen = None,
     max_num_seqs: flags.MaxNumSeqs = None,
     max_num_batched_tokens: flags.BatchedTokens = None,
     block_size: flags.BlockTokens = None,
     prefix_match_unit: flags.MatchUnit = None,
     prefix_caching: flags.PrefixCaching = None,
-    attention_backend: Annotated[str | None, _BACKEND] = None,
-    enforce_eager: Annotated[bool, _EAGER] = False,
+    attention_backend: flags.Backend = None,
+    kernel_block: Annotated[int | None, _KERNEL] = None,
+    generation: Annotated[str | None, _GENERATION] = None,
+    kv_cache_layout: Annotated[str | None, _LAYOUT] = None,
+    gdn_prefill_backend: Annotated[str | None, _GDN] = None,
+    mamba_backend: Annotated[str | None, _MAMBA] = None,
+    model_runner: Annotated[str | None, _RUNNER] = None,
+    disable_hybrid_kv_cache_manager: Annotated[bool, _FLAT] = False,
+    enforce_eager: flags.Eager = False,
     replayssm: Annotated[str | None, _REPLAY] = None,
     mamba_radix_cache_strategy: Annotated[str | None, _STRATEGY] = None,
     mamba_full_memory_ratio: Annotated[str | None, _RATIO] = None,
@@ -89,14 +104,15 @@ def _plan(
     name, version = parse_engine(engine)
     deployment = Deployment(name, version, tp, pp, dcp, kv_dtype, state_dtype, conv_dtype, drafts)
     spec = load(model, download=download)
-    fraction = SGLANG_FRACTION if name == "sglang" else VLLM_UTILISATION
-    memory = MemoryAsk(
-        gpu=find_gpu(gpu) if gpu is not None else None,
-        kv_memory_bytes=flags.size_or_none(kv_memory, "--kv-memory"),
-        utilisation=fraction if memory_utilization is None else memory_utilization,
-        weights_bytes=flags.size_or_none(weights_memory, "--weights-memory"),
-        activation_bytes=flags.size_or_none(activation_memory, "--activation-memory"),
-        graph_bytes=flags.size_or_none(graph_memory, "--graph-memory"),
+    memory = flags.memory_ask(
+        gpu,
+        kv_memory,
+        memory_utilization,
+        SGLANG_FRACTION if name == "sglang" else VLLM_UTILISATION,
+        weights=weights_memory,
+        activations=activation_memory,
+        graphs=graph_memory,
+        eager=enforce_eager,
     )
     vllm_only = {
         "--max-num-seqs": max_num_seqs,
@@ -105,6 +121,15 @@ def _plan(
         "--prefix-match-unit": prefix_match_unit,
         "--attention-backend": attention_backend,
         "--draft-method": draft_method,
+        "--draft-layers": draft_layers,
+        "--kernel-block": kernel_block,
+        "--generation": generation,
+        "--kv-cache-layout": kv_cache_layout,
+        "--gdn-prefill-backend": gdn_prefill_backend,
+        "--mamba-backend": mamba_backend,
+        "--model-runner": model_runner,
+        "--disable-hybrid-kv-cache-manager": disable_hybrid_kv_cache_manager or None,
+        "--enforce-eager": enforce_eager or None,
     }
     sglang_only = {
         "--mamba-radix-cache-strategy": mamba_radix_cache_strategy,
@@ -125,8 +150,16 @@ def _plan(
             prefix_match_unit=prefix_match_unit,
             block_tokens=block_size,
             attention_backend=attention_backend,
+            kernel_block_tokens=kernel_block,
+            layout=kv_cache_layout,
+            hybrid_manager=not disable_hybrid_kv_cache_manager,
             replayssm_tokens=flags.ring_tokens(replayssm),
-            **_method(draft_method),
+            replayssm_flashinfer=_one_of("--mamba-backend", mamba_backend, _MAMBA_BACKENDS)
+            == "flashinfer",
+            model_runner_v2=_one_of("--model-runner", model_runner, _RUNNERS) != "v1",
+            **_generation(generation, gpu),
+            **_gdn(gdn_prefill_backend),
+            **flags.drafter(draft_method, draft_layers, drafts, spec),
         )
         ask = VllmAsk(
             spec=spec,
@@ -144,6 +177,11 @@ def _plan(
     elif name == "sglang":
         _refuse(vllm_only, "vllm", "sglang")
         ratio = mamba_full_memory_ratio
+        if ratio is not None and max_mamba_cache_size is not None:
+            raise InputError(
+                f"--max-mamba-cache-size {max_mamba_cache_size} sets the slots, so "
+                f"--mamba-full-memory-ratio {ratio} decides nothing; drop one of them"
+            )
         host = hicache_ratio
         chosen = SglangOptions(
             strategy=mamba_radix_cache_strategy or "auto",
@@ -181,8 +219,21 @@ def _cap(spec: ModelSpec, max_model_len: int | None) -> int:
     return max_model_len if max_model_len and max_model_len > 0 else spec.max_tokens
 
 
-def _method(name: str | None) -> dict[str, Any]:
-    return {} if name is None else {"draft_method": name}
+def _one_of(flag: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise InputError(f"{flag} {value!r} is not known; it is one of {', '.join(known)}")
+    return value
+
+
+def _generation(value: str | None, gpu: str | None) -> dict[str, Any]:
+    if value is not None and gpu is not None:
+        raise InputError(f"--gpu {gpu} decides its generation; drop --generation {value}")
+    return {} if value is None else {"generation": value}
+
+
+def _gdn(value: str | None) -> dict[str, Any]:
+    found = _one_of("--gdn-prefill-backend", value, _GDN_BACKENDS)
+    return {} if found is None else {"gdn_prefill": found}
 
 
 def _answer_vllm(ask: VllmAsk, as_json: bool, plot: Path | None) -> None:

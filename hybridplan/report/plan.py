@@ -112,11 +112,10 @@ def _memory(memory: Memory) -> RenderableType:
     if memory.usable_bytes is None:
         grid.add_row("For the cache", f"{exact(memory.available_bytes)}, as given")
         return grid
-    taken = "; ".join(
-        f"{part.name} {size(part.value)} ({part.how})" for part in memory.parts if part.value
-    )
     grid.add_row("Usable", f"{size(memory.usable_bytes)} of {memory.gpu}'s memory")
-    grid.add_row("Taken off", taken)
+    for index, part in enumerate(part for part in memory.parts if part.value):
+        said = f"{part.name} {size(part.value)} ({part.how}; {part.source})"
+        grid.add_row("" if index else "Taken off", said)
     grid.add_row("For the cache", f"{exact(memory.available_bytes)} ({memory.how})")
     return grid
 
@@ -132,13 +131,19 @@ def _vllm_answers(plan: VllmResult) -> RenderableType:
             f"({block.padding_percent:.2f}%)",
         )
     waste = sum(group.padding_bytes for group in plan.groups)
-    share = waste / (plan.bytes_per_block * len(plan.groups))
+    whole = plan.bytes_per_block * len(plan.groups)
+    longest = _longest_waste(plan)
     grid.add_row(
         "Pool",
         f"{plan.num_blocks:,} blocks of {plan.bytes_per_block:,} B, one of them the null block; "
         f"{size(plan.unused_bytes)} left over",
     )
-    grid.add_row("Waste", f"{share:.2%} of a block on average over the groups is padding")
+    grid.add_row(
+        "Waste",
+        f"padding takes {waste:,} B of the {whole:,} B of one block in each group "
+        f"({waste / whole:.2%}), {size(longest)} of a request of {plan.max_model_len:,} tokens "
+        f"({longest / (plan.blocks_per_request * plan.bytes_per_block):.2%})",
+    )
     grid.add_row(
         "A request",
         f"of {plan.max_model_len:,} tokens takes {plan.blocks_per_request:,} blocks; "
@@ -146,11 +151,21 @@ def _vllm_answers(plan: VllmResult) -> RenderableType:
         f"{plan.longest_request_tokens:,} tokens",
     )
     grid.add_row(
+        "Step",
+        f"max_num_batched_tokens {plan.max_num_batched_tokens:,}, "
+        f"max_num_seqs {plan.max_num_seqs:,}",
+    )
+    grid.add_row(
         "Units",
         f"scheduler {plan.scheduler_block_tokens:,}, hash {plan.hash_block_tokens:,}; "
         f"a hit ends on a multiple of {plan.hit_alignment_tokens:,} tokens",
     )
     return grid
+
+
+def _longest_waste(plan: VllmResult) -> int:
+    """Padding bytes that the longest request holds."""
+    return sum(group.blocks_per_request * group.padding_bytes for group in plan.groups)
 
 
 def _groups(plan: VllmResult) -> RenderableType:

@@ -13,7 +13,7 @@ from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
 from hybridplan.ledger.caches import model_caches
 from hybridplan.ledger.deployment import Deployment
-from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk, pool_memory
+from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk, pool_memory, static_memory
 from hybridplan.ledger.planning.result import Memory
 from hybridplan.ledger.sglang.options import SglangOptions
 from hybridplan.ledger.vllm.options import VllmOptions
@@ -253,7 +253,7 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
     memory: Memory | None = None
     if ask.memory is not None:
         rows = options.max_running_requests or 48
-        memory = pool_memory(
+        memory = static_memory(
             ask.memory, ask.spec, ask.deployment, flags.chunked_prefill_tokens, rows
         )
     available = memory.available_bytes if memory else _UNLIMITED_BYTES

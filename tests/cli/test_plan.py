@@ -28,7 +28,7 @@ SCREENS = {
     "plan-vllm-drafts": ["plan", "qwen3.5-35b-a3b", *POOL, "--tp", "2", "--drafts", "2"],
     "plan-sglang": ["plan", "qwen3-next-80b-a3b-instruct", "--engine", "sglang", *POOL],
     "plan-lengths": ["plan", "qwen3.8-27b", *POOL, "--lengths", "lognormal:p50=2k,p99=60k"],
-    "fit": ["fit", "qwen3.8-27b", "--gpu", "h100"],
+    "fit": ["fit", "qwen3.8-27b", "--gpu", "h100", "--max-num-seqs", "256"],
     "fit-not": ["fit", "qwen3.8-27b", "--gpu", "rtx4090"],
     "explain-log": ["explain-log", LOG],
 }
@@ -83,9 +83,9 @@ BAD: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     ),
     "an unknown model": (["plan", "nosuchmodel", *POOL], 2, ("'nosuchmodel'", "closest")),
     "more sequences than states": (
-        ["plan", "qwen3.8-27b", *POOL, "--max-num-seqs", "100000"],
+        ["plan", "qwen3.8-27b", *POOL, "--max-num-seqs", "2000"],
         1,
-        ("100,000", "827"),
+        ("2,000", "827"),
     ),
     "longer than the model": (
         ["plan", "qwen3.8-27b", *POOL, "--max-model-len", "1000000"],
@@ -98,6 +98,73 @@ BAD: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
         ["plan", "qwen3.8-27b", *POOL, "--lengths", "nofile"],
         2,
         ("'nofile'", "lognormal"),
+    ),
+    "more sequences than tokens of a step": (
+        [
+            *("plan", "qwen3.8-27b", *POOL),
+            *("--max-num-seqs", "200", "--max-num-batched-tokens", "100"),
+        ],
+        1,
+        ("100", "200", "--max-num-seqs 100"),
+    ),
+    "no sequences": (["plan", "qwen3.8-27b", *POOL, "--max-num-seqs", "0"], 2, ("is 0",)),
+    "memory given and worked out": (
+        ["plan", "qwen3.8-27b", *POOL, "--memory-utilization", "0.9"],
+        2,
+        ("--kv-memory 42GiB", "--memory-utilization 0.9", "drop one"),
+    ),
+    "more memory than the card has": (
+        ["plan", "qwen3.8-27b", "--gpu", "rtx4090", *POOL],
+        2,
+        ("45,097,156,608", "25,757,220,864"),
+    ),
+    "graphs without graphs": (
+        ["plan", "qwen3.8-27b", "--gpu", "h100", "--enforce-eager", "--graph-memory", "1GiB"],
+        2,
+        ("--enforce-eager", "--graph-memory 1GiB"),
+    ),
+    "two settings of the slots": (
+        [
+            *("plan", "qwen3.8-27b", "--engine", "sglang", *POOL),
+            *("--max-mamba-cache-size", "90", "--mamba-full-memory-ratio", "2"),
+        ],
+        2,
+        ("--max-mamba-cache-size 90", "--mamba-full-memory-ratio 2"),
+    ),
+    "a drafter that does not draft": (
+        ["plan", "qwen3.8-27b", *POOL, "--draft-method", "mtp"],
+        2,
+        ("--draft-method", "--drafts 1"),
+    ),
+    "an unknown drafter": (
+        ["plan", "qwen3.8-27b", *POOL, "--drafts", "1", "--draft-method", "medusa9"],
+        2,
+        ("'medusa9'", "eagle3"),
+    ),
+    "a drafter without layers": (
+        ["plan", "qwen3.8-27b", *POOL, "--drafts", "1", "--draft-method", "eagle3"],
+        2,
+        ("eagle3", "--draft-layers"),
+    ),
+    "a drafter's layer without its width": (
+        ["plan", "qwen3.8-27b", *POOL, "--drafts", "1", "--draft-layers", "kv-heads=8"],
+        2,
+        ("head-dim",),
+    ),
+    "a card and another kind of card": (
+        ["plan", "qwen3.8-27b", "--gpu", "h100", "--generation", "sm80"],
+        2,
+        ("h100", "sm80"),
+    ),
+    "a cost beyond the longest request": (
+        ["plan", "qwen3.8-27b", *POOL, "--at", "300000"],
+        1,
+        ("300000", "262144"),
+    ),
+    "a block its sparse layers cannot take": (
+        ["plan", "minimax-m3", *POOL, "--tp", "8", "--block-size", "64"],
+        1,
+        ("MINIMAX_M3_SPARSE", "128", "64"),
     ),
     "fit without memory": (["fit", "qwen3.8-27b"], 2, ("--gpu",)),
     "fit of another engine": (

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
@@ -73,6 +74,28 @@ def empirical(values: Sequence[int], name: str) -> Empirical:
     if not positive:
         raise InputError(f"{name} holds no request with a length above 0")
     return Empirical(name, positive)
+
+
+def read_column(path: Path) -> Empirical | None:
+    """The lengths of a CSV with one column, its header optional; None for any other file.
+
+    Raises InputError naming the line that is no length.
+    """
+    if path.suffix != ".csv":
+        return None
+    with path.open(encoding="utf-8", errors="replace") as file:
+        lines = [(number, line.strip()) for number, line in enumerate(file, 1) if line.strip()]
+    if not lines or "," in lines[0][1] or ";" in lines[0][1] or "\t" in lines[0][1]:
+        return None
+    if not lines[0][1].isdigit():
+        del lines[0]
+    for number, line in lines:
+        if not (line.isascii() and line.isdigit()) or int(line[:11]) > MAX_TOKENS:
+            raise InputError(
+                f"{path} line {number} is {line[:40]!r}; a CSV of one column holds a length in "
+                f"tokens of at most {MAX_TOKENS:,} in each line"
+            )
+    return empirical([int(line) for _, line in lines], path.name)
 
 
 def parse_tokens(text: str, where: str) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from hybridplan.ledger.logs import sglang, vllm
-from hybridplan.ledger.logs.lines import Value, read_facts
+from hybridplan.ledger.logs.lines import Fact, Value, read_facts
 from hybridplan.ledger.logs.model import find_model
 from hybridplan.ledger.logs.result import LogReport
 
@@ -34,4 +35,19 @@ def explain_log(
     )
     spec, said = find_model(stated, model)
     explainer = vllm.explain if engine == "vllm" else sglang.explain
-    return explainer(own, name, spec, said, dict(settings or {}))
+    report = explainer(own, name, spec, said, dict(settings or {}))
+    return replace(report, notes=(*_several(own), *report.notes))
+
+
+def _several(facts: Sequence[Fact]) -> list[str]:
+    served = dict.fromkeys(
+        str(fact.values["model"])
+        for fact in facts
+        if fact.kind == "arguments" and "model" in fact.values
+    )
+    if len(served) < 2:
+        return []
+    return [
+        f"the log is of several servers ({', '.join(served)}) and is read as one; explain each "
+        "server's lines alone"
+    ]

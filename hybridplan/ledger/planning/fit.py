@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridplan.errors import HybridplanError, RefusalError
-from hybridplan.ledger.planning.ask import VllmAsk, pool_memory
+from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.planning.result import SCHEMA_VERSION, FitResult
+from hybridplan.ledger.planning.vllm import check_state_blocks
 from hybridplan.ledger.vllm.options import AUTO_FIT
 from hybridplan.ledger.vllm.plan import PoolPlan, plan_vllm
 
 _SIZES = (1, 2, 4, 8, 16, 32)
 
 
-def _pool(ask: VllmAsk, tp: int) -> tuple[PoolPlan, int]:
-    deployment = replace(ask.deployment, tp=tp)
-    at = replace(ask, deployment=deployment).resolved()
-    assert at.max_num_batched_tokens is not None
-    assert at.max_num_seqs is not None
-    memory = pool_memory(at.memory, at.spec, deployment, at.max_num_batched_tokens, at.max_num_seqs)
-    return plan_vllm(at.spec, deployment, at.options, memory.available_bytes), (
-        memory.available_bytes
-    )
+def _pool(ask: VllmAsk, tp: int, *, boots: bool = True) -> tuple[PoolPlan, int]:
+    """The pool at that size and the bytes it was cut from.
+
+    ``boots`` False leaves out the check that decode graphs make after it.
+    """
+    at = replace(ask, deployment=replace(ask.deployment, tp=tp)).resolved()
+    available = at.budget().available_bytes
+    pool = plan_vllm(at.spec, at.deployment, at.options, available)
+    if boots:
+        check_state_blocks(at, pool)
+    return pool, available
 
 
 def _smallest_tp(ask: VllmAsk) -> int | None:
@@ -34,13 +37,13 @@ def _smallest_tp(ask: VllmAsk) -> int | None:
     return None
 
 
-def _largest_context(ask: VllmAsk) -> int:
-    """Longest max_model_len that would boot on the asked cards, 0 for none."""
+def _longest(ask: VllmAsk) -> PoolPlan | None:
+    """The pool of the longest max_model_len the asked cards hold, None where there is none."""
     try:
         auto = replace(ask, options=replace(ask.options, max_model_len=AUTO_FIT))
-        return _pool(auto, ask.deployment.tp)[0].limits.max_model_len
+        return _pool(auto, ask.deployment.tp, boots=False)[0]
     except RefusalError:
-        return 0
+        return None
 
 
 def fit(ask: VllmAsk) -> FitResult:
@@ -62,9 +65,10 @@ def fit(ask: VllmAsk) -> FitResult:
     except RefusalError as refusal:
         fits, reason = False, refusal.sentence
     smallest = _smallest_tp(ask) if ask.memory.kv_memory_bytes is None else (tp if fits else None)
-    context = _largest_context(ask)
+    longest = _longest(ask)
+    context = longest.limits.max_model_len if longest else 0
     if not fits:
-        change = _change(tp, smallest, context)
+        change = _change(ask, smallest, longest, wanted)
     gpu = ask.memory.gpu.name if ask.memory.gpu else "--kv-memory"
     return FitResult(
         schema_version=SCHEMA_VERSION,
@@ -82,9 +86,16 @@ def fit(ask: VllmAsk) -> FitResult:
     )
 
 
-def _change(tp: int, smallest: int | None, context: int) -> str:
-    if context:
-        return f"--max-model-len {context} fits on this size"
-    if smallest is not None and smallest > tp:
+def _change(ask: VllmAsk, smallest: int | None, longest: PoolPlan | None, wanted: int) -> str:
+    if longest is not None:
+        flags = []
+        if longest.limits.max_model_len < wanted:
+            flags.append(f"--max-model-len {longest.limits.max_model_len}")
+        try:
+            check_state_blocks(ask.resolved(), longest)
+        except RefusalError:
+            flags.append(f"--max-num-seqs {longest.num_blocks}")
+        return f"{' '.join(flags)} fits on this size"
+    if smallest is not None and smallest > ask.deployment.tp:
         return f"--tp {smallest} fits"
     return f"no tensor parallel size up to {_SIZES[-1]} fits; use a larger card or smaller weights"

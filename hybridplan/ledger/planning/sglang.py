@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridplan.config.spec import ModelSpec
+from hybridplan.errors import RefusalError
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.lengths.distribution import Lengths
-from hybridplan.ledger.planning.ask import MemoryAsk, pool_memory
+from hybridplan.ledger.planning.ask import MemoryAsk, outside_fraction, static_memory
 from hybridplan.ledger.planning.result import SCHEMA_VERSION, RequestCost, SglangResult
 from hybridplan.ledger.planning.sizing import sglang_lengths
 from hybridplan.ledger.sglang.options import SglangOptions
 from hybridplan.ledger.sglang.plan import SglangPlan, plan_sglang
+from hybridplan.ledger.size import gib
 
 SGLANG_FRACTION = 0.88
 CHUNKED_PREFILL_TOKENS = 8192
@@ -35,7 +37,7 @@ class SglangAsk:
 def plan(ask: SglangAsk) -> SglangResult:
     """Answer one question. Raises RefusalError when not one request fits."""
     rows = ask.options.max_running_requests or _DEFAULT_ROWS
-    got = pool_memory(ask.memory, ask.spec, ask.deployment, CHUNKED_PREFILL_TOKENS, rows)
+    got = static_memory(ask.memory, ask.spec, ask.deployment, CHUNKED_PREFILL_TOKENS, rows)
     found = plan_sglang(ask.spec, ask.deployment, ask.options, got.available_bytes)
     split, host = found.split, found.host
     lengths = None
@@ -78,13 +80,32 @@ def plan(ask: SglangAsk) -> SglangResult:
         pd_decode_slots=found.pd_decode_slots,
         costs=_costs(found, ask.costs_at),
         boot_lines=found.boot_lines,
-        warnings=found.warnings,
+        warnings=(*found.warnings, *_outside(ask, rows)),
         lengths=lengths,
     )
 
 
+def _outside(ask: SglangAsk, rows: int) -> list[str]:
+    memory = ask.memory
+    if memory.gpu is None or memory.kv_memory_bytes is not None:
+        return []
+    parts = outside_fraction(memory, ask.spec, ask.deployment, CHUNKED_PREFILL_TOKENS, rows)
+    said = " and ".join(f"{part.name} {gib(int(part.value))} ({part.how})" for part in parts)
+    return [
+        f"{said} live in the {1 - memory.utilisation:.0%} of {memory.gpu.title} that "
+        f"mem-fraction-static {memory.utilisation:g} leaves out; set them with --activation-memory "
+        "and --graph-memory"
+    ]
+
+
 def _costs(plan: SglangPlan, asked: tuple[int, ...]) -> tuple[RequestCost, ...]:
     longest = plan.context_tokens
+    for tokens in asked:
+        if tokens > longest:
+            raise RefusalError(
+                f"--at {tokens} is longer than the context length {longest}, which SGLang refuses; "
+                f"use --at {longest} or less"
+            )
     ladder = asked or (*(n for n in _LADDER if n < longest), longest)
     slots = plan.slots_per_request
     return tuple(

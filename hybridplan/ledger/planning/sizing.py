@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from math import gcd
 
 from hybridplan.config.spec import ModelSpec
@@ -124,32 +125,62 @@ def sglang_lengths(
     lengths: Lengths,
     seed: int,
 ) -> LengthsResult:
-    """Default against other ``--mamba-full-memory-ratio`` values, each on the same draws."""
-    plan = plan_sglang(spec, deployment, options, rest_bytes)
-    default = _sglang_run(lengths, plan, seed)
-    choices = {options.ratio: default}
-    for ratio in _ratios(options.ratio):
+    """Default against other ``--mamba-full-memory-ratio`` values, each on the same draws.
+
+    A coarse grid, then finer steps on both sides of its best; of the finer ones only the best is
+    kept. Slots given by hand are the default and the ratios stand against them.
+    """
+    given = options.slots is not None
+    default = _sglang_run(lengths, plan_sglang(spec, deployment, options, rest_bytes), seed)
+
+    def at(ratio: Fraction) -> Concurrency | None:
         try:
-            other = plan_sglang(spec, deployment, replace(options, ratio=ratio), rest_bytes)
-            choices[ratio] = _sglang_run(lengths, other, seed)
+            split = replace(options, ratio=ratio, slots=None)
+            return _sglang_run(lengths, plan_sglang(spec, deployment, split, rest_bytes), seed)
         except HybridplanError:
-            continue
-    ordered = tuple(Choice(f"{float(r):g}", choices[r]) for r in sorted(choices))
+            return None
+
+    coarse = {ratio: run for ratio in _ratios() if (run := at(ratio)) is not None}
+    if not given:
+        coarse[options.ratio] = default
+    finer = {ratio: run for ratio in _between(coarse) if (run := at(ratio)) is not None}
+    if finer:
+        top = max(finer, key=lambda ratio: finer[ratio].mean)
+        if finer[top].mean > max(run.mean for run in coarse.values()):
+            coarse[top] = finer[top]
+    name = f"{options.slots} slots" if given else _written(options.ratio)
+    ordered = [Choice(name, default)] if given else []
+    ordered += [Choice(_written(ratio), coarse[ratio]) for ratio in sorted(coarse)]
     return _result(
         lengths,
         default,
         "--mamba-full-memory-ratio",
-        f"{float(options.ratio):g}",
-        ordered,
+        name,
+        tuple(ordered),
         _twin_sglang(spec, deployment, rest_bytes, lengths, options, seed),
     )
 
 
-def _ratios(default: Fraction) -> list[Fraction]:
-    """Halving and doubling steps from 1/64 to 8, two to an octave."""
+def _written(ratio: Fraction) -> str:
+    return f"{float(ratio):g}"
+
+
+def _ratios() -> list[Fraction]:
+    """From 1/64 to 8, two to an octave."""
     steps = [Fraction(1, 64) * 2**octave for octave in range(10)]
-    between = [step * Fraction(3, 2) for step in steps[:-1]]
-    return [ratio for ratio in sorted([*steps, *between]) if ratio != default]
+    return sorted([*steps, *(step * Fraction(3, 2) for step in steps[:-1])])
+
+
+def _between(runs: dict[Fraction, Concurrency]) -> list[Fraction]:
+    """Eighths of the way from the best ratio to its neighbours on either side."""
+    if not runs:
+        return []
+    ratios = sorted(runs)
+    best = ratios.index(max(ratios, key=lambda ratio: runs[ratio].mean))
+    near = ratios[max(best - 1, 0) : best + 2]
+    return [
+        low + (high - low) * Fraction(k, 8) for low, high in pairwise(near) for k in range(1, 8)
+    ]
 
 
 def _twin_sglang(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybridplan.errors import HybridplanError, RefusalError
 from hybridplan.ledger.planning import warnings
-from hybridplan.ledger.planning.ask import VllmAsk, pool_memory
+from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.planning.result import (
     SCHEMA_VERSION,
     BlockSize,
@@ -29,9 +29,9 @@ def plan(ask: VllmAsk) -> VllmResult:
     tokens, seqs = ask.max_num_batched_tokens, ask.max_num_seqs
     assert tokens is not None
     assert seqs is not None
-    got = pool_memory(ask.memory, ask.spec, ask.deployment, tokens, seqs)
+    got = ask.budget()
     pool = plan_vllm(ask.spec, ask.deployment, ask.options, got.available_bytes)
-    _check_state_blocks(ask, pool, seqs)
+    check_state_blocks(ask, pool)
     said = warnings.of(ask, pool, one_more_draft(ask, pool, got.available_bytes))
     result = VllmResult(
         schema_version=SCHEMA_VERSION,
@@ -81,9 +81,13 @@ def one_more_draft(ask: VllmAsk, pool: PoolPlan, available_bytes: int) -> PoolPl
         return None
 
 
-def _check_state_blocks(ask: VllmAsk, pool: PoolPlan, seqs: int) -> None:
-    """vLLM 0.33 config/compilation.py: full decode graphs need a state block per sequence."""
-    if not ask.graphs or not pool.alignment or not pool.alignment.state_bytes:
+def check_state_blocks(ask: VllmAsk, pool: PoolPlan) -> None:
+    """Full decode graphs need a state block per sequence, or vLLM stops while it captures them.
+
+    Source: vLLM 0.32 and 0.33 config/compilation.py. Raises RefusalError.
+    """
+    seqs = ask.max_num_seqs
+    if seqs is None or not ask.graphs or not pool.alignment or not pool.alignment.state_bytes:
         return
     if seqs > pool.num_blocks:
         more = (seqs - pool.num_blocks) * pool.bytes_per_block
@@ -183,6 +187,12 @@ def _unit(cache: LayerCache) -> tuple[str, int | None]:
 
 def _costs(pool: PoolPlan, asked: tuple[int, ...]) -> tuple[RequestCost, ...]:
     longest = pool.limits.max_model_len
+    for tokens in asked:
+        if tokens > longest:
+            raise RefusalError(
+                f"--at {tokens} is longer than max_model_len {longest}, which vLLM refuses; use "
+                f"--at {longest} or less"
+            )
     ladder = asked or (*(n for n in _LADDER if n < longest), longest)
     costs = []
     for tokens in ladder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridplan.config.spec import Attention
+from hybridplan.config.spec import Attention, LatentAttention
 from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.vllm.plan import PoolPlan
 
@@ -10,7 +10,7 @@ from hybridplan.ledger.vllm.plan import PoolPlan
 def of(ask: VllmAsk, pool: PoolPlan, one_more_draft: PoolPlan | None) -> tuple[str, ...]:
     """Sentences, most consequential first. ``one_more_draft``: the pool with one draft more."""
     said = [*_block(ask, pool), *_seqs(ask, pool), *_hits(ask, pool), *_draft(pool, one_more_draft)]
-    said += _replication(ask)
+    said += [*_replication(ask), *_latent(ask), *_drafter(ask), *_generation(ask)]
     if ask.memory.gpu is not None and ask.memory.gpu.arch.startswith("gfx"):
         said.append(
             f"{ask.memory.gpu.title}: attention is taken to be TRITON_ATTN with kernel blocks of "
@@ -88,4 +88,32 @@ def _replication(ask: VllmAsk) -> list[str]:
     return [
         f"with {min(few)} KV heads, tp {ask.deployment.tp} stores each KV head on "
         f"{ask.deployment.tp // min(few)} ranks; beyond tp {min(few)} a rank's KV stops shrinking"
+    ]
+
+
+def _latent(ask: VllmAsk) -> list[str]:
+    tp, dcp = ask.deployment.tp, ask.deployment.dcp
+    latents = (isinstance(m, LatentAttention) for layer in ask.spec.layers for m in layer.mixers)
+    if tp // dcp < 2 or not any(latents):
+        return []
+    return [
+        f"MLA keeps one latent for all heads, so tp {tp} stores each on {tp // dcp} ranks; --dcp, "
+        "not --tp, shares it out"
+    ]
+
+
+def _drafter(ask: VllmAsk) -> list[str]:
+    if ask.options.draft_layers is None or ask.memory.kv_memory_bytes is not None:
+        return []
+    if ask.memory.weights_bytes is not None:
+        return []
+    return ["the drafter's own weights are not counted; state the whole with --weights-memory"]
+
+
+def _generation(ask: VllmAsk) -> list[str]:
+    if ask.memory.gpu is not None:
+        return []
+    return [
+        f"no card is named, so attention backends are those of {ask.options.generation}; --gpu "
+        "beside --kv-memory names the card, --generation its kind"
     ]

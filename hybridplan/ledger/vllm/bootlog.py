@@ -16,8 +16,12 @@ LAYOUT_LINE = ("0.32", "0.33")
 
 
 def boot_log(plan: PoolPlan) -> tuple[str, ...]:
-    """Lines in the order the engine prints them, without its time stamps and prefixes."""
-    return (*_kernels(plan), *_alignment(plan), *_groups(plan), *_capacity(plan))
+    """Lines in the order the engine prints them, without its time stamps and prefixes.
+
+    Of a pipeline, the first rank's memory stands for all.
+    """
+    memory = f"Available KV cache memory: {gib(plan.ranks[0].available_bytes)} GiB"
+    return (*_kernels(plan), *_alignment(plan), memory, *_groups(plan), *_capacity(plan))
 
 
 def gib(size_bytes: int) -> str:

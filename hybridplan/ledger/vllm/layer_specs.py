@@ -144,7 +144,7 @@ def _draft_layers(
         if options.draft_method != "mtp":
             raise InputError(
                 f"the layers of a {options.draft_method} drafter are not in the checkpoint of "
-                f"{spec.name}; give them"
+                f"{spec.name}; give them with --draft-layers"
             )
         if not spec.draft_layers:
             silent = _unstated_mtp(spec)
@@ -152,7 +152,7 @@ def _draft_layers(
                 return (silent,)
             raise InputError(
                 f"{spec.name} carries no MTP layers but {deployment.drafts} drafts were asked for; "
-                "set drafts to 0 or give the drafter's layers"
+                "set drafts to 0 or give a drafter's layers with --draft-method and --draft-layers"
             )
         return spec.draft_layers
     first = len(spec.layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from hybridplan.config.spec import Layer
 from hybridplan.errors import InputError
@@ -13,6 +13,7 @@ GENERATIONS: tuple[Generation, ...] = ("sm80", "sm89", "sm90", "sm100", "sm120")
 DraftMethod: TypeAlias = Literal[
     "mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model", "ngram"
 ]
+DRAFT_METHODS: tuple[DraftMethod, ...] = get_args(DraftMethod)
 AUTO_FIT = -1
 DEFAULT_BATCHED_TOKENS = 2048
 
@@ -68,6 +69,11 @@ class VllmOptions:
             raise InputError(
                 f"GPU generation {self.generation!r} is not known; known are "
                 f"{', '.join(GENERATIONS)}"
+            )
+        if self.draft_method not in DRAFT_METHODS:
+            raise InputError(
+                f"draft method {self.draft_method!r} is not known; known are "
+                f"{', '.join(DRAFT_METHODS)}"
             )
         length = self.max_model_len
         if length is not None and length < 1 and length != AUTO_FIT:

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import contextlib
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridplan.errors import InputError, RefusalError
-from hybridplan.ledger.lengths.distribution import empirical, parse_lengths, parse_tokens
+from hybridplan.ledger.lengths.distribution import (
+    empirical,
+    parse_lengths,
+    parse_tokens,
+    read_column,
+)
 from hybridplan.ledger.lengths.fill import Pool, concurrency
 
 
@@ -95,3 +101,26 @@ def test_nothing_fits() -> None:
 def test_empty_trace() -> None:
     with pytest.raises(InputError, match=r"empty\.csv"):
         empirical([], "empty.csv")
+
+
+@pytest.mark.parametrize("text", ["100\n2000\n", "tokens\n100\n\n2000\n"])
+def test_a_column_of_lengths(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text(text)
+    found = read_column(file)
+    assert found is not None
+    assert found.values == (100, 2000)
+
+
+def test_a_trace_is_no_column(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("input_length,output_length\n1,2\n")
+    assert read_column(file) is None
+
+
+@pytest.mark.parametrize("line", ["x", "-3", "1.5", "99999999999999999999"])
+def test_a_column_names_the_line_that_is_no_length(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text(f"100\n{line}\n")
+    with pytest.raises(InputError, match=r"lengths\.csv line 2"):
+        read_column(file)

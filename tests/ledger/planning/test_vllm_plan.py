@@ -12,7 +12,8 @@ from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.lengths.distribution import parse_lengths
-from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk
+from hybridplan.ledger.logs.explain import explain_log
+from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk, static_memory
 from hybridplan.ledger.planning.fit import fit
 from hybridplan.ledger.planning.result import VllmResult
 from hybridplan.ledger.planning.vllm import plan
@@ -166,15 +167,23 @@ def test_fit_yes_and_no() -> None:
 
 
 def test_the_change_that_fit_suggests_fits() -> None:
-    no = fit(ask("qwen3.8-27b", gpu="h100", options={"max_model_len": 262_144}))
-    if not no.fits:
-        length = no.largest_context_tokens
-        assert fit(ask("qwen3.8-27b", gpu="h100", options={"max_model_len": length})).fits
+    no = fit(ask("qwen3.8-27b", gpu="h100"))
+    assert not no.fits
+    flag, seqs = no.change.split()[:2]
+    assert flag == "--max-num-seqs"
+    assert fit(ask("qwen3.8-27b", gpu="h100", max_num_seqs=int(seqs))).fits
     tight = fit(ask("qwen3.8-27b", gib=4))
     assert not tight.fits
     longest = tight.largest_context_tokens
-    assert fit(ask("qwen3.8-27b", gib=4, options={"max_model_len": longest})).fits
-    assert not fit(ask("qwen3.8-27b", gib=4, options={"max_model_len": longest + 832})).fits
+    assert tight.change == f"--max-model-len {longest} --max-num-seqs 78 fits on this size"
+
+    def fits(length: int, seqs: int = 78) -> bool:
+        options = {"max_model_len": length}
+        return fit(ask("qwen3.8-27b", gib=4, max_num_seqs=seqs, options=options)).fits
+
+    assert fits(longest)
+    assert not fits(longest + 832)
+    assert not fits(longest, seqs=79)
 
 
 def test_no_memory_is_bad_input() -> None:
@@ -187,3 +196,64 @@ def test_no_memory_is_bad_input() -> None:
 def test_card_too_small_names_the_largest_part() -> None:
     with pytest.raises(RefusalError, match=r"\(weights 5\d\.\d\d GiB\).*raise --tp"):
         plan(ask("qwen3.8-27b", gpu="rtx4090"))
+
+
+def test_fit_and_plan_refuse_the_same_boot() -> None:
+    """The decode graphs of 1,024 sequences find 351 state blocks on one H100."""
+    with pytest.raises(RefusalError, match="351 state blocks"):
+        plan(ask("qwen3.8-27b", gpu="h100"))
+    assert "351 state blocks" in fit(ask("qwen3.8-27b", gpu="h100")).reason
+    assert fit(ask("qwen3.8-27b", gpu="h100", graphs=False)).fits
+
+
+def test_eager_takes_no_graphs_off() -> None:
+    eager = plan(ask("qwen3.8-27b", gpu="h200", graphs=False)).memory
+    graphs = plan(ask("qwen3.8-27b", gpu="h200")).memory
+    assert [part.name for part in eager.parts] == ["weights", "activations", "driver context"]
+    assert eager.available_bytes - graphs.available_bytes == GIB // 2
+
+
+def test_defaults_shrink_to_each_other() -> None:
+    """vLLM caps a default step at sequences x length, and default sequences at the step."""
+    short = ask("qwen3-8b", gpu="h200", max_num_seqs=2, options={"max_model_len": 1_000}).resolved()
+    assert short.max_num_batched_tokens == 2_000
+    small = ask("qwen3-8b", gpu="h200", max_num_batched_tokens=300).resolved()
+    assert small.max_num_seqs == 300
+
+
+def test_minimax_m3_keeps_bf16_keys_in_blocks_of_128() -> None:
+    """vLLM 0.33 models/minimax_m3/common/indexer.py: one key of 128 in bf16, kernel block 128."""
+    got = plan(ask("minimax-m3", tp=8, options={"max_model_len": 65_536}))
+    assert got.block.tokens == 128
+    assert got.groups[0].page_bytes == (128 * 256, 128 * 512)
+    assert got.backends == ("FLASH_ATTN", "MINIMAX_M3_SPARSE_INDEXER", "MINIMAX_M3_SPARSE")
+
+
+def test_mla_over_tp_is_said_to_be_whole_on_every_rank() -> None:
+    said = plan(ask("deepseek-v3.2", gib=60, tp=8)).warnings
+    assert any("tp 8 stores each on 8 ranks" in sentence for sentence in said)
+
+
+def test_boot_lines_explain_themselves() -> None:
+    """What the plan predicts, explain-log agrees with."""
+    got = plan(ask("qwen3.8-27b", gib=42))
+    found = explain_log(got.boot_lines, "plan", model="qwen3.8-27b")
+    assert [line.agrees for line in found.lines if line.kind == "capacity"] == [True]
+    assert found.agrees
+
+
+def test_sglang_keeps_activations_outside_its_fraction() -> None:
+    """What was free before loading, times the fraction, less the weights (KVCacheConfigurator)."""
+    spec = load("qwen3-next-80b-a3b-instruct")
+    card = find_gpu("h200")
+    asked = MemoryAsk(gpu=card, utilisation=0.88, weights_bytes=80 * GIB, activation_bytes=2 * GIB)
+    got = static_memory(asked, spec, Deployment("sglang"), 8192, 48)
+    context = 3 * GIB // 10
+    assert got.available_bytes == pytest.approx(
+        (card.memory_bytes - context) * 0.88 - 80 * GIB, abs=2
+    )
+    tight = replace(asked, utilisation=0.99, graph_bytes=GIB)
+    left = static_memory(tight, spec, Deployment("sglang"), 8192, 48)
+    assert left.available_bytes == pytest.approx(
+        card.memory_bytes - context - (80 + 3) * GIB, abs=2
+    )
