@@ -99,7 +99,7 @@ def _cells(found: Compared, row: Row) -> list[str]:
 
 def hit_rate(row: Row) -> str:
     """The rate, or both readings where the trace cannot tell."""
-    if row.exact:
+    if row.exact or row.upper_hit_tokens == row.hit_tokens:
         return f"{row.hit_rate:.1%}"
     if row.upper_hit_tokens is None:
         return f">= {row.hit_rate:.1%}"

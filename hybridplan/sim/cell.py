@@ -10,6 +10,7 @@ from typing import Any
 from hybridplan.config.find import load
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
+from hybridplan.ledger.caches import model_caches
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.memory import VLLM_UTILISATION
@@ -292,7 +293,13 @@ def memory_bytes(settings: Settings, spec: ModelSpec) -> int | None:
 
 def _marconi(policy: Policy, settings: Settings, spec: ModelSpec) -> Prepared:
     get: Callable[[str], Any] = settings.get
-    costs = costs_of(spec, _deployment(settings, "sglang"))
+    deployment = _deployment(settings, "sglang")
+    if any(cache.window for layer in model_caches(spec, deployment) for cache in layer.tokens):
+        raise InputError(
+            f"Marconi knows no windows and {spec.name} has windowed attention, whose old tokens it"
+            " would keep; compare it under vllm policies"
+        )
+    costs = costs_of(spec, deployment)
     memory = memory_bytes(settings, spec)
     baseline = policy.choice in ("sglang+", "vllm+")
     kind: MarconiPolicy = "marconi"

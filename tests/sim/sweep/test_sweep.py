@@ -148,11 +148,12 @@ def result(grid: Grid, tmp_path: Path) -> SweepResult:
 @pytest.mark.parametrize("suffix", export.FORMATS)
 def test_exports(result: SweepResult, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"cells{suffix}"
-    export.write(result, path)
     if suffix == ".parquet":
         read = pytest.importorskip("pyarrow.parquet").read_table
+        export.write(result, path)
         assert read(path).num_rows == 6
         return
+    export.write(result, path)
     if suffix == ".csv":
         rows = list(csv.DictReader(path.read_text().splitlines()))
         assert [row["key"] for row in rows] == [cell.key for cell in result.cells]
