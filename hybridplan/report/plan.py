@@ -102,8 +102,9 @@ def _vllm_head(plan: VllmResult) -> Text:
         _parallel(plan.deployment),
         f"{caching} (state mode {plan.state_mode})",
         f"layout {plan.layout}",
-        f"backend {', '.join(plan.backends)}",
     ]
+    if plan.backends:
+        words.append(f"backend {', '.join(plan.backends)}")
     return _head(plan.model, ", ".join(words))
 
 

@@ -260,10 +260,6 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
     plan = plan_sglang(ask.spec, ask.deployment, options, available)
     if not options.radix_cache:
         raise InputError("the SGLang replay is of its radix cache; drop --no-prefix-caching")
-    if not plan.kv_bytes_per_token:
-        raise InputError(
-            f"{ask.spec.name} keeps no KV, and the replay is of SGLang's tree of KV and states"
-        )
     page = options.page_tokens
     config = SglangCacheConfig(
         kv_tokens=plan.split.kv_tokens // page * page,

@@ -166,6 +166,26 @@ BAD: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
         1,
         ("MINIMAX_M3_SPARSE", "128", "64"),
     ),
+    "stages of SGLang": (
+        ["plan", "qwen3.8-27b", "--engine", "sglang", *POOL, "--pp", "2"],
+        2,
+        ("pp is 2", "--pp 1"),
+    ),
+    "an SGLang whose rules are not known": (
+        ["plan", "qwen3.8-27b", "--engine", "sglang@0.3", *POOL],
+        2,
+        ("0.3", "0.5.23"),
+    ),
+    "fit of a model the engine does not serve": (
+        ["fit", "rwkv7-2.9b", "--gpu", "h200"],
+        1,
+        ("RWKV7ForCausalLM", "no model class"),
+    ),
+    "fit of a pool that is not modelled": (
+        ["fit", "deepseek-v4-flash", "--gpu", "h200", "--tp", "8"],
+        1,
+        ("not modelled",),
+    ),
     "fit without memory": (["fit", "qwen3.8-27b"], 2, ("--gpu",)),
     "fit of another engine": (
         ["fit", "qwen3.8-27b", "--gpu", "h100", "--engine", "sglang"],

@@ -134,7 +134,7 @@ def test_policy_all_keeps_a_state_at_every_block() -> None:
         ),
         (
             lambda: EngineAsk(load("rwkv7-2.9b"), Deployment("sglang"), SglangFlags()),
-            "keeps no KV",
+            "has no attention",
         ),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from hybridplan.ledger.vllm.options import AUTO_FIT
 from hybridplan.ledger.vllm.plan import PoolPlan, plan_vllm
 
 _SIZES = (1, 2, 4, 8, 16, 32)
+_MORE_THAN_ANY_BYTES = 1 << 60
 
 
 def _pool(ask: VllmAsk, tp: int, *, boots: bool = True) -> tuple[PoolPlan, int]:
@@ -49,7 +50,8 @@ def _longest(ask: VllmAsk) -> PoolPlan | None:
 def fit(ask: VllmAsk) -> FitResult:
     """Answer yes or no at the asked size, and what is possible around it.
 
-    Raises InputError for sizes the model cannot be cut into and for missing figures.
+    Raises InputError for sizes the model cannot be cut into and for missing figures, RefusalError
+    where the engine refuses the configuration whatever the memory.
     """
     tp = ask.deployment.tp
     wanted = ask.options.max_model_len or ask.spec.max_tokens
@@ -66,6 +68,8 @@ def fit(ask: VllmAsk) -> FitResult:
         fits, reason = False, refusal.sentence
     smallest = _smallest_tp(ask) if ask.memory.kv_memory_bytes is None else (tp if fits else None)
     longest = _longest(ask)
+    if longest is None and smallest is None:
+        _check_memory_would_help(ask)
     context = longest.limits.max_model_len if longest else 0
     if not fits:
         change = _change(ask, smallest, longest, wanted)
@@ -84,6 +88,12 @@ def fit(ask: VllmAsk) -> FitResult:
         reason=reason,
         change=change,
     )
+
+
+def _check_memory_would_help(ask: VllmAsk) -> None:
+    """Raise what vLLM refuses even of a rank that has more than any."""
+    options = replace(ask.resolved().options, max_model_len=AUTO_FIT)
+    plan_vllm(ask.spec, ask.deployment, options, _MORE_THAN_ANY_BYTES)
 
 
 def _change(ask: VllmAsk, smallest: int | None, longest: PoolPlan | None, wanted: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridplan.config.spec import ModelSpec
-from hybridplan.errors import RefusalError
+from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.lengths.distribution import Lengths
 from hybridplan.ledger.planning.ask import MemoryAsk, outside_fraction, static_memory
@@ -16,6 +16,7 @@ from hybridplan.ledger.sglang.plan import SglangPlan, plan_sglang
 from hybridplan.ledger.size import gib
 
 SGLANG_FRACTION = 0.88
+SGLANG_VERSIONS = ("", "0.5", "0.5.23")
 CHUNKED_PREFILL_TOKENS = 8192
 _LADDER = (1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576)
 _DEFAULT_ROWS = 48
@@ -36,6 +37,9 @@ class SglangAsk:
 
 def plan(ask: SglangAsk) -> SglangResult:
     """Answer one question. Raises RefusalError when not one request fits."""
+    version = ask.deployment.version
+    if version not in SGLANG_VERSIONS:
+        raise InputError(f"SGLang {version} is not modelled; known is {SGLANG_VERSIONS[-1]}")
     rows = ask.options.max_running_requests or _DEFAULT_ROWS
     got = static_memory(ask.memory, ask.spec, ask.deployment, CHUNKED_PREFILL_TOKENS, rows)
     found = plan_sglang(ask.spec, ask.deployment, ask.options, got.available_bytes)

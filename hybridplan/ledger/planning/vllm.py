@@ -135,13 +135,14 @@ def _groups(pool: PoolPlan) -> tuple[GroupLine, ...]:
     for group, padding, blocks in zip(
         pool.groups, pool.padding_bytes(), pool.blocks_per_request, strict=True
     ):
+        # Layers are those of every pipeline rank, bytes those of the first.
         lines.append(
             GroupLine(
                 kind=group.kind,
                 layers=group.layers,
                 block_tokens=group.block_tokens,
                 page_bytes=tuple(sorted({cache.page_bytes for cache in group.caches})),
-                content_bytes=group.content_bytes,
+                content_bytes=pool.bytes_per_block - padding,
                 padding_bytes=padding,
                 blocks_per_request=blocks,
                 draft=group.draft,

@@ -211,6 +211,11 @@ def plan_sglang(
     """
     if deployment.engine != "sglang":
         raise InputError(f"plan_sglang was given a deployment of {deployment.engine}")
+    if deployment.pp > 1:
+        raise InputError(
+            f"pp is {deployment.pp} and SGLang's split over pipeline stages is not modelled; plan "
+            "for --pp 1, or use --engine vllm"
+        )
     layers = model_caches(spec, deployment)
     state_bytes, conv_bytes = slot_bytes(layers)
     slot = state_bytes + conv_bytes

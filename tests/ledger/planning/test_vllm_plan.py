@@ -257,3 +257,9 @@ def test_sglang_keeps_activations_outside_its_fraction() -> None:
     assert left.available_bytes == pytest.approx(
         card.memory_bytes - context - (80 + 3) * GIB, abs=2
     )
+
+
+def test_bytes_of_a_pipeline_are_one_rank_s() -> None:
+    got = plan(replace(ask("qwen3.8-27b"), deployment=Deployment("vllm", pp=2)))
+    for group in got.groups:
+        assert group.content_bytes + group.padding_bytes == got.bytes_per_block
