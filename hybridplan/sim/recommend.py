@@ -152,8 +152,8 @@ def recommend(
     said = []
     if unit > FINE_UNIT_TOKENS:
         said.append(
-            f"the trace knows prompts every {unit:,} tokens only: hash units are not searched, and"
-            " flags are ranked by the middle of both readings"
+            f"the trace knows prompts every {unit:,} tokens only: hash units and dtypes are not"
+            " searched, and flags are ranked by the middle of both readings"
         )
     return RecommendResult(
         schema_version=SCHEMA_VERSION,
@@ -376,10 +376,12 @@ class _Search:
             sized = {**settings, "kv_memory": 2 * memory}
             sized = {k: v for k, v in sized.items() if k not in ("gpu", "memory_utilization")}
             offers.append(("twice the cache memory", "", memory, sized))
-        if best.row.evictions and settings.get("kv_dtype") is None:
+        # Another dtype is another block, and coarse prompts only tell how its edges fall on theirs.
+        fine = self._facts.unit_tokens <= FINE_UNIT_TOKENS
+        if fine and best.row.evictions and settings.get("kv_dtype") is None:
             fp8 = {**settings, "kv_dtype": "fp8"}
             offers.append(("--kv-dtype fp8", "KV loses precision", 0, fp8))
-        if best.row.has_states and settings.get("state_dtype") is None:
+        if fine and best.row.has_states and settings.get("state_dtype") is None:
             half = {**settings, "state_dtype": "bfloat16"}
             offers.append(("--state-dtype bfloat16", "states lose precision", 0, half))
         if settings.get("drafts") and lost.get(LossCause.DRAFT_DROP.value):
