@@ -14,13 +14,19 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the log says of capacity; None for what it does not."""
+    """What the log says of capacity; None for what it does not.
+
+    ``needed_gib`` is what one request of ``max_model_len`` lacks ``short_gib`` for, where the
+    server refused to start.
+    """
 
     kv_tokens: int | None
     concurrency: float | None
     max_model_len: int | None
     num_blocks: int | None
     available_gib: float | None
+    needed_gib: float | None = None
+    short_gib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

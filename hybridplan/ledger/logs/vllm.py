@@ -10,7 +10,7 @@ from hybridplan.ledger.logs.candidates import Candidate, rule_order, searches
 from hybridplan.ledger.logs.capacity import Capacity, Solved, blocks_from_memory, solve
 from hybridplan.ledger.logs.lines import Fact, Value
 from hybridplan.ledger.logs.result import SCHEMA_VERSION, LineVerdict, LogReport, Setting
-from hybridplan.ledger.vllm.pool import GIB
+from hybridplan.ledger.vllm.pool import GIB, longest_that_fits
 
 _NOTHING, _MEMORY_DISAGREES, _MEMORY_UNSAID, _MEMORY_AGREES = range(4)
 _ALL_LINES = 2
@@ -47,12 +47,18 @@ def logged_capacity(facts: Sequence[Fact]) -> Capacity:
             found["num_blocks"] = fact.values["override_blocks"]
         elif fact.kind == "available":
             found["available_gib"] = fact.values["available_gib"]
+        elif fact.kind == "too_small":
+            found["max_model_len"] = fact.values["max_model_len"]
+            found["needed_gib"] = fact.values["needed_gib"]
+            found["short_gib"] = fact.values["available_gib"]
     return Capacity(
         _int(found.get("kv_tokens")),
         _float(found.get("concurrency")),
         _int(found.get("max_model_len")),
         _int(found.get("num_blocks")),
         _float(found.get("available_gib")),
+        _float(found.get("needed_gib")),
+        _float(found.get("short_gib")),
     )
 
 
@@ -161,7 +167,10 @@ def _solve(candidate: Candidate, capacity: Capacity) -> _Match | None:
     """The blocks that give the logged capacity; a log without one matches every candidate."""
     silent = capacity.kv_tokens is None and capacity.concurrency is None
     if silent and capacity.num_blocks is None:
-        return _Match(candidate, None, _MEMORY_UNSAID)
+        if capacity.needed_gib is None or candidate.rules not in _CHECKS_GROUPS:
+            return _Match(candidate, None, _MEMORY_UNSAID)
+        same = f"{_needed_gib(candidate):.2f}" == f"{capacity.needed_gib:.2f}"
+        return _Match(candidate, None, _MEMORY_AGREES) if same else None
     pool = candidate.pool
     solved = solve(
         capacity,
@@ -264,6 +273,15 @@ _MEANINGS = {
 }
 
 
+# Rules whose fit check sums the groups' blocks; what earlier releases summed is not known.
+_CHECKS_GROUPS = ("0.32", "0.33")
+
+
+def _needed_gib(candidate: Candidate) -> float:
+    """What one request of the longest length takes of the pool."""
+    return candidate.blocks_per_request * candidate.pool.bytes_per_block / GIB
+
+
 _CAPACITY_LINES = ("capacity", "kv_tokens", "concurrency")
 
 
@@ -292,6 +310,18 @@ def _recomputed(
     if fact.kind == "padding":
         ours = best.candidate.padding_percent
         return f"{ours}%", ours == f"{float(fact.values['padding_pct']):.2f}"
+    if fact.kind == "padding_layers":
+        padded = sorted({group.padding_layers for group in pool.groups} - {0})
+        said = " or ".join(map(str, padded)) or "no"
+        return f"{said} empty layer slots in a group", fact.values["padding_layers"] in padded
+    if fact.kind == "too_small" and best.candidate.rules in _CHECKS_GROUPS:
+        needed = _needed_gib(best.candidate)
+        return (
+            f"{best.candidate.blocks_per_request:,} blocks of {pool.bytes_per_block:,} B are "
+            f"{needed:.2f} GiB"
+        ), f"{needed:.2f}" == f"{float(fact.values['needed_gib']):.2f}"
+    if fact.kind == "estimated_length" and capacity.short_gib is not None:
+        return _estimated(fact, best.candidate, capacity.short_gib)
     if fact.kind == "available" and solved is not None:
         low, high = blocks_from_memory(float(fact.values["available_gib"]), pool.bytes_per_block)
         said = f"{low:,}" if low == high else f"{low:,} to {high:,}"
@@ -310,10 +340,22 @@ def _recomputed(
         return _capacity_words(fact, best, solved, ratio)
     if fact.kind in ("mamba_blocks", "gpu_blocks"):
         return f"{blocks:,} blocks", blocks == fact.values["num_blocks"]
-    if fact.kind == "estimated_length":
-        longest = pool.longest_request(pool.limits.max_model_len)
-        return f"{longest:,} tokens at most by the model's own limit", None
     return None, None
+
+
+def _estimated(
+    fact: Fact, candidate: Candidate, short_gib: float
+) -> tuple[str | None, bool | None]:
+    """The longest length in the memory that was left, which is printed to two decimals."""
+    if candidate.rules not in _CHECKS_GROUPS:
+        return None, None
+    pool = candidate.pool
+    least, most = (
+        longest_that_fits(pool.groups, pool.limits, blocks, pool.limits.max_model_len)
+        for blocks in blocks_from_memory(short_gib, pool.bytes_per_block)
+    )
+    said = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{said} tokens", least <= int(fact.values["estimated_max_len"]) <= most
 
 
 def _capacity_words(fact: Fact, best: _Match, solved: Solved, ratio: float) -> tuple[str, bool]:

@@ -139,3 +139,39 @@ def test_pipeline_ranks_share_the_layers_of_a_block() -> None:
     log = "Available KV cache memory: 10.35 GiB\nGPU KV cache size: 1,000,000 tokens\n"
     found = report(log, model="qwen3.8-27b", tp=4, pp=2, max_model_len=262144)
     assert ("pp", "2", "stated") in {(s.name, s.value, s.origin) for s in found.settings}
+
+
+REFUSED = """\
+Initializing a V1 LLM engine (v0.33.0) with config: model='Qwen/Qwen3.8-27B', max_seq_len=262144
+ValueError: To serve at least one request with the model's max seq len (262144), ({needed} GiB KV \
+cache is needed, which is larger than the available KV cache memory (3.95 GiB). Based on the \
+available memory, the estimated maximum model length is {length}. Try increasing it.
+"""
+
+
+@pytest.mark.parametrize(
+    "needed, length, agrees",
+    [
+        pytest.param("16.5", 56576, (True, True), id="the plan's own refusal of 4 GiB"),
+        pytest.param("16.6", 56576, (False, True), id="another need"),
+        pytest.param("16.5", 57409, (True, False), id="another length"),
+    ],
+)
+def test_a_server_that_refused(needed: str, length: int, agrees: tuple[bool, bool]) -> None:
+    """325 blocks of 52 MiB are needed, and 77 are left beside the null block."""
+    found = ours(report(REFUSED.format(needed=needed, length=length)))
+    assert (found["too_small"][1], found["estimated_length"][1]) == agrees
+
+
+@pytest.mark.parametrize("layers, agrees", [(3, True), (4, False)])
+def test_padding_layers_are_counted(layers: int, agrees: bool) -> None:
+    text = (
+        "Initializing a V1 LLM engine (v0.33.0) with config: model='Qwen/Qwen3.5-35B-A3B',"
+        " tensor_parallel_size=2, max_seq_len=262144\n"
+        "Setting attention block size to 1088 tokens to ensure that attention page size is >= mamba"
+        " page size.\nPadding mamba page size by 2.26% to ensure that mamba page size and attention"
+        " page size are exactly equal.\n"
+        f"Add {layers} padding layers, may waste at most 10.00% KV cache memory\n"
+    )
+    found = ours(report(text, drafts=2))
+    assert found["padding_layers"][1] is agrees
