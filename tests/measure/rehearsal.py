@@ -56,10 +56,11 @@ RATES = Rates(4e12, 1e-6, 4.4e12, 2e-6, 2e-6, 7e14, {})
 
 
 def make_context(kind: type[Context], model: str, timed: bool) -> Any:
+    """A context on the CPU; a timed one is a quick one."""
     spec = load(model)
     device = torch.device("cpu")
     timer: Any = HostTimer() if timed else None
     return kind(
-        spec, tiny(spec), device, devices.describe(torch, device), False, Gates(device), timer,
+        spec, tiny(spec), device, devices.describe(torch, device), timed, Gates(device), timer,
         RATES if timed else None, None, lambda _: None,
     )  # fmt: skip

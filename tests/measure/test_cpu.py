@@ -29,9 +29,18 @@ def test_every_check_of_bytes_and_mathematics_holds_on_a_cpu(
     assert result["seconds"] < 120
 
 
-@pytest.mark.parametrize("model", ["nemotron-nano-9b-v2", "kimi-linear-48b-a3b-instruct"])
-def test_other_recurrent_layers_run_too(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    only = [f"--only={name}" for name in ("checkpoints", "crossovers", "precision")]
+@pytest.mark.parametrize(
+    "model,checks",
+    [
+        ("nemotron-nano-9b-v2", ("checkpoints", "crossovers", "precision")),
+        ("kimi-linear-48b-a3b-instruct", ("checkpoints", "crossovers")),
+    ],
+    ids=["Mamba-2", "KDA and MLA"],
+)
+def test_other_recurrent_layers_run_too(
+    model: str, checks: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = [f"--only={name}" for name in checks]
     assert cli.run(["measure", model, "--cpu", *only]) == 0
     shown = capsys.readouterr().out
     assert "shared state" in shown
