@@ -54,8 +54,9 @@ def fit_screen(result: FitResult) -> list[RenderableType]:
     grid.add_row("Because", result.reason)
     if result.change:
         grid.add_row("Change", result.change)
-    smallest = f"{result.smallest_tp}" if result.smallest_tp else "none up to 32"
-    grid.add_row("Smallest tp", smallest)
+    if result.gpu != "--kv-memory":
+        smallest = f"{result.smallest_tp}" if result.smallest_tp else "none up to 32"
+        grid.add_row("Smallest tp", smallest)
     longest = f"{result.largest_context_tokens:,} tokens" if result.largest_context_tokens else "-"
     grid.add_row("Largest context", f"{longest} at tp {result.deployment.tp}")
     if result.fits:

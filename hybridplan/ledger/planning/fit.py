@@ -8,6 +8,7 @@ from hybridplan.errors import HybridplanError, RefusalError
 from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.planning.result import SCHEMA_VERSION, FitResult
 from hybridplan.ledger.planning.vllm import check_state_blocks
+from hybridplan.ledger.planning.warnings import drafter_weights
 from hybridplan.ledger.vllm.options import AUTO_FIT
 from hybridplan.ledger.vllm.plan import PoolPlan, plan_vllm
 
@@ -64,6 +65,7 @@ def fit(ask: VllmAsk) -> FitResult:
             f"{pool.num_blocks:,} blocks of {pool.bytes_per_block:,} B hold {concurrency:.2f} "
             f"requests of {wanted:,} tokens"
         )
+        reason = "; ".join([reason, *drafter_weights(ask)])
     except RefusalError as refusal:
         fits, reason = False, refusal.sentence
     smallest = _smallest_tp(ask) if ask.memory.kv_memory_bytes is None else (tp if fits else None)
@@ -73,7 +75,8 @@ def fit(ask: VllmAsk) -> FitResult:
     context = longest.limits.max_model_len if longest else 0
     if not fits:
         change = _change(ask, smallest, longest, wanted)
-    gpu = ask.memory.gpu.name if ask.memory.gpu else "--kv-memory"
+    card = ask.memory.gpu
+    gpu = card.name if card is not None and ask.memory.kv_memory_bytes is None else "--kv-memory"
     return FitResult(
         schema_version=SCHEMA_VERSION,
         model=ask.spec.name,
@@ -108,4 +111,6 @@ def _change(ask: VllmAsk, smallest: int | None, longest: PoolPlan | None, wanted
         return f"{' '.join(flags)} fits on this size"
     if smallest is not None and smallest > ask.deployment.tp:
         return f"--tp {smallest} fits"
+    if ask.memory.kv_memory_bytes is not None:
+        return "no length fits in --kv-memory; give more"
     return f"no tensor parallel size up to {_SIZES[-1]} fits; use a larger card or smaller weights"

@@ -10,7 +10,7 @@ from hybridplan.ledger.vllm.plan import PoolPlan
 def of(ask: VllmAsk, pool: PoolPlan, one_more_draft: PoolPlan | None) -> tuple[str, ...]:
     """Sentences, most consequential first. ``one_more_draft``: the pool with one draft more."""
     said = [*_block(ask, pool), *_seqs(ask, pool), *_hits(ask, pool), *_draft(pool, one_more_draft)]
-    said += [*_replication(ask), *_latent(ask), *_drafter(ask), *_generation(ask)]
+    said += [*_replication(ask), *_latent(ask), *drafter_weights(ask), *_generation(ask)]
     if ask.memory.gpu is not None and ask.memory.gpu.arch.startswith("gfx"):
         said.append(
             f"{ask.memory.gpu.title}: attention is taken to be TRITON_ATTN with kernel blocks of "
@@ -102,7 +102,8 @@ def _latent(ask: VllmAsk) -> list[str]:
     ]
 
 
-def _drafter(ask: VllmAsk) -> list[str]:
+def drafter_weights(ask: VllmAsk) -> list[str]:
+    """What a drafter given by hand leaves out of the memory taken off."""
     if ask.options.draft_layers is None or ask.memory.kv_memory_bytes is not None:
         return []
     if ask.memory.weights_bytes is not None:
