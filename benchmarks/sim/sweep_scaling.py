@@ -150,8 +150,8 @@ def main() -> int:
             )
     result = {
         "what": "64 cells over the Mooncake trace on one and two workers, and scaled on paper",
-        "command": "python benchmarks/sim/sweep_scaling.py "
-        + (f"--requests {args.requests}" if args.requests else ""),
+        "command": "python benchmarks/sim/sweep_scaling.py"
+        + (f" --requests {args.requests}" if args.requests else ""),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "version": __version__,
         "python": platform.python_version(),
