@@ -10,7 +10,13 @@ from hybridplan.ledger.vllm.plan import PoolPlan
 def of(ask: VllmAsk, pool: PoolPlan, one_more_draft: PoolPlan | None) -> tuple[str, ...]:
     """Sentences, most consequential first. ``one_more_draft``: the pool with one draft more."""
     said = [*_block(ask, pool), *_seqs(ask, pool), *_hits(ask, pool), *_draft(pool, one_more_draft)]
-    said += [*_replication(ask), *_latent(ask), *drafter_weights(ask), *_generation(ask)]
+    said += [
+        *_replication(ask),
+        *_latent(ask),
+        *drafter_weights(ask),
+        *_sparse_layers(ask),
+        *_generation(ask),
+    ]
     if ask.memory.gpu is not None and ask.memory.gpu.arch.startswith("gfx"):
         said.append(
             f"{ask.memory.gpu.title}: attention is taken to be TRITON_ATTN with kernel blocks of "
@@ -117,4 +123,14 @@ def _generation(ask: VllmAsk) -> list[str]:
     return [
         f"no card is named, so attention backends are those of {ask.options.generation}; --gpu "
         "beside --kv-memory names the card, --generation its kind"
+    ]
+
+
+def _sparse_layers(ask: VllmAsk) -> list[str]:
+    """vLLM 0.33 models/hy_v4 reads ``layer_types``; its index layers come from another field."""
+    if ask.spec.model_type != "hy_v4":
+        return []
+    return [
+        "index keys are counted where indexer_types says full; vLLM keeps them only in layers that "
+        "layer_types of config.json calls sparse, and attends densely without that field"
     ]
