@@ -134,7 +134,7 @@ class Scan:
         rate = (self._stamped - 1) / span_s
         shown = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
         why = f"it implies {shown} requests/s over the first {self._stamped:,} rows"
-        if settled.how == "format" and rate > ABSURD_RATE_PER_S:
+        if settled.how == "format" and rate >= ABSURD_RATE_PER_S:
             raise self.opening.refuse(
                 f"timestamps in {settled.value} would mean {rate:,.0f} requests/s, in s "
                 f"{rate / PER_SECOND[settled.value]:.3g}; say --time-unit"
