@@ -144,6 +144,11 @@ def _plan(
     _check_costs(at)
     if name == "vllm":
         _refuse(sglang_only, "sglang", "vllm")
+        if kernel_block and block_size and block_size % kernel_block:
+            raise InputError(
+                f"--block-size {block_size} is no multiple of --kernel-block {kernel_block}; drop "
+                f"one or use --block-size {-(-block_size // kernel_block) * kernel_block}"
+            )
         options = VllmOptions(
             max_model_len=max_model_len,
             prefix_caching=prefix_caching,

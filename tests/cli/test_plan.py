@@ -166,6 +166,11 @@ BAD: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
         1,
         ("MINIMAX_M3_SPARSE", "128", "64"),
     ),
+    "a block that its kernel cannot cut": (
+        ["plan", "qwen3.8-27b", *POOL, "--block-size", "64", "--kernel-block", "128"],
+        2,
+        ("64", "--kernel-block 128", "--block-size 128"),
+    ),
     "stages of SGLang": (
         ["plan", "qwen3.8-27b", "--engine", "sglang", *POOL, "--pp", "2"],
         2,
