@@ -70,13 +70,6 @@ class Context:
         return next((layer for layer in found if layer is not None), None)
 
     @property
-    def linear_layers(self) -> int:
-        """Layers of the real model with that mixer's kind."""
-        return sum(
-            any(linear_layer(m) is not None for m in layer.mixers) for layer in self.spec.layers
-        )
-
-    @property
     def attention(self) -> AttentionLayer | None:
         """The model's attention that a kernel here runs."""
         return first_attention(self.shapes)

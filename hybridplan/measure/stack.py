@@ -133,13 +133,6 @@ class Stack:
         ]
         return mixers, [self._matrix(s) for s in mlp_matrices(layer, self.hidden)]
 
-    def blocks_needed(self, requests: int, tokens: int) -> int:
-        """Blocks of ``requests`` of ``tokens`` each, null block included."""
-        each = sum(
-            1 if group.state else -(-tokens // group.block_tokens) for group in self.pool.groups
-        )
-        return 1 + requests * each
-
     def _assign(self, lengths: Sequence[int]) -> _Request:
         blocks = Blocks(self.pool.plan.num_blocks)
         slots: dict[str, Tensor] = {}

@@ -189,7 +189,9 @@ def _clamp(
             return f"{slots:,} slots // {reserved} = {allowed:,} ({strategy})", True
     if asked is not None and running == int(asked):
         return f"{running:,}, as requested", True
-    return f"{slots:,} slots allow {', '.join(str(slots // r) for r in _RESERVED)}", None
+    impossible = running > slots or (asked is not None and running > int(asked))
+    allowed_by = ", ".join(str(slots // reserved) for reserved in _RESERVED)
+    return f"{slots:,} slots allow {allowed_by}", False if impossible else None
 
 
 def _settings(shape: _Shape | None, stated: dict[str, Value]) -> tuple[Setting, ...]:

@@ -153,7 +153,21 @@ def _gigabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1024**3:.2f}"
 
 
-def _boot_lines(plan: SglangPlan, kv_dtype: str) -> tuple[str, ...]:
+def _key_bytes_per_token(layers: tuple[LayerCaches, ...]) -> int | None:
+    """Bytes of a token's keys alone; None with latents, whose pool has no keys and values apart."""
+    keys = 0
+    for cache in (cache for layer in layers for cache in layer.tokens):
+        if cache.name != "kv":
+            return None
+        width = cache.key_dim + cache.value_dim
+        keys += cache.bytes_per_entry * cache.key_dim // (width * cache.context_ranks)
+    return keys
+
+
+def _boot_lines(
+    plan: SglangPlan, kv_dtype: str, layers: tuple[LayerCaches, ...]
+) -> tuple[str, ...]:
+    """The lines in SGLang's wording; "..." stands for figures that no plan decides."""
     got = plan.split
     rows = got.slots + 1
     conv, state = rows * plan.conv_bytes, rows * plan.state_bytes
@@ -162,13 +176,18 @@ def _boot_lines(plan: SglangPlan, kv_dtype: str) -> tuple[str, ...]:
         f"conv_state size: {_gigabytes(conv)}GB, ssm_state size: {_gigabytes(state)}GB"
     ]
     kv = got.kv_tokens * plan.kv_bytes_per_token
+    keys = _key_bytes_per_token(layers)
+    if keys is None:
+        sizes = f"KV size: {_gigabytes(kv)} GB"
+    else:
+        k = got.kv_tokens * keys
+        sizes = f"K size: {_gigabytes(k)} GB, V size: {_gigabytes(kv - k)} GB"
     lines.append(
-        f"KV Cache is allocated. dtype: torch.{kv_dtype}, #tokens: {got.kv_tokens}, "
-        f"K size: {_gigabytes(kv // 2)} GB, V size: {_gigabytes(kv - kv // 2)} GB"
+        f"KV Cache is allocated. dtype: torch.{kv_dtype}, #tokens: {got.kv_tokens}, {sizes}"
     )
     lines.append(
-        f"max_total_num_tokens={got.kv_tokens}, max_running_requests={got.max_running_requests}, "
-        f"context_len={plan.context_tokens}"
+        f"max_total_num_tokens={got.kv_tokens}, ..., "
+        f"max_running_requests={got.max_running_requests}, context_len={plan.context_tokens}, ..."
     )
     return tuple(lines)
 
@@ -305,5 +324,5 @@ def plan_sglang(
         boot_lines=(),
         warnings=(),
     )
-    lines = _boot_lines(plan, conventions.kv_dtype(spec, deployment))
+    lines = _boot_lines(plan, conventions.kv_dtype(spec, deployment), layers + drafting)
     return replace(plan, boot_lines=lines, warnings=_warnings(plan))

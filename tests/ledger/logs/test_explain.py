@@ -175,3 +175,8 @@ def test_padding_layers_are_counted(layers: int, agrees: bool) -> None:
     )
     found = ours(report(text, drafts=2))
     assert found["padding_layers"][1] is agrees
+
+
+def test_sglang_more_running_than_slots_is_caught() -> None:
+    wrong = SGLANG.replace("max_running_requests=52", "max_running_requests=300")
+    assert ours(report(wrong))["limits"][1] is False

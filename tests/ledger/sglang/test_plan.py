@@ -132,3 +132,11 @@ def test_bad_input(model: str, options: dict[str, Any], message: str) -> None:
 def test_contradictory_options(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         SglangOptions(**options)
+
+
+def test_a_latent_pool_is_logged_without_keys_and_values() -> None:
+    """SGLang's MLATokenToKVPool has one buffer, and its line one size."""
+    line = plan("kimi-linear-48b-a3b-instruct").boot_lines[1]
+    assert "KV size:" in line
+    assert "V size:" not in line.replace("KV size:", "")
+    assert "K size:" in plan(NEXT).boot_lines[1]
