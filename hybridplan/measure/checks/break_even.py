@@ -40,9 +40,16 @@ def run(context: Context) -> list[Check]:
     if not stack.whole:
         return [skipped(FAMILY, "break-even", what, f"only part was run: {context.layers}")]
     base, more = (stack.prefill((n,)) for n in (BASE_TOKENS, BASE_TOKENS + MORE_TOKENS))
-    added_s = timer.graph([more.call]).seconds - timer.graph([base.call]).seconds
+    base_s, more_s = (timer.graph([step.call]).seconds for step in (base, more))
+    added_s = more_s - base_s
     predicted_s = model.seconds(more.features) - model.seconds(base.features)
     slope, slope_predicted = added_s / MORE_TOKENS, predicted_s / MORE_TOKENS
+    if min(slope, slope_predicted) <= 0:
+        reason = (
+            f"{MORE_TOKENS:,} more tokens of prefill took {1e6 * added_s:.1f} us more, "
+            f"{1e6 * predicted_s:.1f} us by the time model; both must be above 0"
+        )
+        return [skipped(FAMILY, "break-even", what, reason)]
     kv = sum(x.token_bytes(4096) - x.token_bytes(2048) for x in caches) / 2048
     found = []
     copied = context.constants.get("checkpoint.copy_s")
@@ -55,7 +62,11 @@ def run(context: Context) -> list[Check]:
     restored = [copy_time(context, size, True) for size in (state, state + int(kv * 4096))]
     per_token = (restored[1].seconds - restored[0].seconds) / 4096
     rate, floor = (context.constants.get(f"link.in_{n}") for n in ("bytes_per_s", "floor_s"))
-    if rate is not None and floor is not None and slope > per_token:
+    if (
+        rate is not None
+        and floor is not None
+        and (slope > per_token and slope_predicted > kv / rate.value)
+    ):
         fixed = floor.value + state / rate.value
         found.append(
             _check(context, "host", what, fixed / (slope_predicted - kv / rate.value),
