@@ -147,39 +147,6 @@ def test_bad_questions_get_one_sentence(
     assert error.count("\n") == 1
 
 
-def documented(page: str, command: str) -> tuple[list[str], list[str]]:
-    """The arguments of a command shown in a page of docs/, and the lines shown below it."""
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
-    shown = text.split(f"$ hybridplan {command}")[1]
-    arguments, _, rest = shown.partition("\n")
-    lines = []
-    for line in rest.splitlines():
-        if line and not line.startswith("    "):
-            break
-        lines.append(line.removeprefix("    ").rstrip())
-    while lines and not lines[-1]:
-        lines.pop()
-    return [command, *arguments.split()], lines
-
-
-@pytest.mark.parametrize(
-    "page, command",
-    [("compare.md", "compare"), ("compare.md", "recommend"), ("sweep.md", "sweep --trace"),
-     ("sweep.md", "sweep --curve")],
-)  # fmt: skip
-def test_documented_screens_are_the_printed_ones(
-    page: str, command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    arguments, lines = documented(page, command)
-    words = [*command.split(), *arguments[1:]]
-    for trace in (word for word in list(words) if ".jsonl" in word):
-        (tmp_path / trace).symlink_to(DATA / trace)
-    monkeypatch.chdir(tmp_path)
-    assert run(words) == 0
-    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert printed == lines
-
-
 def test_no_policy_that_starts_is_a_no(capsys: Capture) -> None:
     tiny = ["compare", "--trace", QWEN, "--limit", "2", "--kv-memory", "1MiB"]
     assert run([*tiny, "--policies", "vllm,sglang"]) == 1

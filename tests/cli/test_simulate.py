@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -53,28 +52,6 @@ def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert words in out, words
     assert screen(capsys, "--trace", AGENTS, "--limit", "300") == out
-
-
-def test_documented_runs_print_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    for page in ("docs/simulate.md", "README.md"):
-        text = (ROOT / page).read_text()
-        shown = text.split("$ hybridplan simulate ")[1:]
-        assert shown, page
-        for block in shown:
-            command, _, rest = block.partition("\n")
-            expected = []
-            for line in rest.splitlines():
-                if line.strip() and not line.startswith("    "):
-                    break
-                if line.startswith("```"):
-                    break
-                expected.append(line.removeprefix("    ").rstrip())
-            arguments = [
-                str(ROOT / word) if word.startswith("tests/") else word
-                for word in shlex.split(command)
-            ]
-            printed = [line.rstrip() for line in screen(capsys, *arguments).splitlines()]
-            assert printed == "\n".join(expected).strip().splitlines()
 
 
 def test_json_holds_the_screen_and_answers_its_schema(capsys: pytest.CaptureFixture[str]) -> None:

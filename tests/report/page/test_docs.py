@@ -11,9 +11,9 @@ from hybridplan.cli import run
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [
-    line.removeprefix("    $ hybridplan ")
+    line.removeprefix("$ hybridplan ")
     for line in (ROOT / "docs" / "pages.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("    $ hybridplan ")
+    if line.startswith("$ hybridplan ")
 ]
 
 
