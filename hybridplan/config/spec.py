@@ -366,7 +366,8 @@ class ModelSpec:
     ``draft_layers`` are MTP / next-n layers the checkpoint carries. ``prefix_tokens`` are learnt
     tokens put before every prompt (Hymba: 128). ``max_tokens`` is 0 where the file states no
     context length because the model has none (pure recurrent). ``state_dtype`` is what the config
-    asks for (``mamba_ssm_dtype``), None where it is silent. ``sources`` maps "<mixer kind>.<field>"
+    asks for (``mamba_ssm_dtype``), None where it is silent, and so is ``state_chunk_tokens``
+    (``mamba_chunk_size``). ``sources`` maps "<mixer kind>.<field>"
     or "model.<field>" to the config key it came from. ``notes`` are sentences a user should read.
     """
 
@@ -382,6 +383,7 @@ class ModelSpec:
     draft_layers: tuple[Layer, ...] = ()
     prefix_tokens: int = 0
     state_dtype: str | None = None
+    state_chunk_tokens: int | None = None
     quantization: Quantization | None = None
     extra_params: Mapping[str, int] = field(default_factory=dict)
     file: str = ""

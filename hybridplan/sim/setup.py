@@ -30,7 +30,6 @@ from hybridplan.sim.vllm.types import VERSIONS, GroupKind, VllmCacheConfig
 
 UNLIMITED_BLOCKS = 1 << 40
 _UNLIMITED_BYTES = 1 << 60
-_CHUNKED_PREFILL_TOKENS = 8192
 POLICIES = ("engine", "all")
 
 
@@ -55,10 +54,11 @@ class VllmFlags:
 
 @dataclass(frozen=True, slots=True)
 class SglangFlags:
-    """SGLang's flags beside the memory."""
+    """SGLang's flags beside the memory. ``chunked_prefill_tokens`` None: the card's default."""
 
     options: SglangOptions = field(default_factory=SglangOptions)
-    chunked_prefill_tokens: int = _CHUNKED_PREFILL_TOKENS
+    chunked_prefill_tokens: int | None = None
+    max_states_per_path: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +243,14 @@ def _settings(config: VllmCacheConfig) -> dict[str, int | float | bool | str | N
 
 
 def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
-    from hybridplan.ledger.sglang.plan import plan_sglang
+    from hybridplan.ledger.planning.sglang import chunked_prefill_tokens
+    from hybridplan.ledger.sglang.plan import chunk_tokens, plan_sglang
 
     options = flags.options
+    gpu = ask.memory.gpu if ask.memory else None
+    step = flags.chunked_prefill_tokens
+    if step is None:
+        step = chunked_prefill_tokens(gpu)
     if not (options.context_tokens or ask.spec.max_tokens):
         raise InputError(
             f"{ask.spec.name} has no longest length of its own; give one with --max-model-len"
@@ -253,9 +258,7 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
     memory: Memory | None = None
     if ask.memory is not None:
         rows = options.max_running_requests or 48
-        memory = static_memory(
-            ask.memory, ask.spec, ask.deployment, flags.chunked_prefill_tokens, rows
-        )
+        memory = static_memory(ask.memory, ask.spec, ask.deployment, step, rows)
     available = memory.available_bytes if memory else _UNLIMITED_BYTES
     plan = plan_sglang(ask.spec, ask.deployment, options, available)
     if not options.radix_cache:
@@ -266,9 +269,10 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
         state_slots=plan.split.slots,
         strategy=plan.strategy,
         page_tokens=page,
-        chunk_tokens=options.chunk_tokens,
+        chunk_tokens=chunk_tokens(ask.spec, options),
         track_interval_tokens=options.track_interval_tokens,
-        chunked_prefill_tokens=flags.chunked_prefill_tokens,
+        chunked_prefill_tokens=step,
+        max_states_per_path=flags.max_states_per_path,
         overlap=options.overlap,
         skip_decode_lock=options.skip_decode_lock,
         host_kv_tokens=plan.host.kv_tokens // page * page if plan.host else 0,
@@ -280,6 +284,10 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
     if memory is None:
         assumptions.insert(
             0, "no memory was given, so both pools are unlimited and nothing is ever evicted"
+        )
+    if gpu is None and flags.chunked_prefill_tokens is None:
+        assumptions.append(
+            f"no card was named, so chunked_prefill_size is SGLang's for 60 to 160 GiB: {step:,}"
         )
     if plan.host:
         assumptions.append("the host tier is a reading of HiCache, never compared with the engine")
@@ -296,7 +304,7 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
         bytes_per_block=plan.kv_bytes_per_token * page,
         block_tokens=page,
         hash_block_tokens=page,
-        hit_alignment_tokens=config.checkpoint_grid,
+        hit_alignment_tokens=config.checkpoint_grid if config.tracks else page,
         groups=(
             PoolGroup(
                 "full",
@@ -313,8 +321,11 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
             "kv_tokens": None if memory is None else config.kv_tokens,
             "max_running_requests": running,
             "page_size": page,
-            "chunked_prefill_size": flags.chunked_prefill_tokens,
-            "state_every_tokens_in_decode": config.track_grid,
+            "chunked_prefill_size": step,
+            "max_model_len": plan.context_tokens,
+            "state_every_tokens_in_prefill": config.checkpoint_grid if config.tracks else None,
+            "state_every_tokens_in_decode": config.track_grid if config.tracks else None,
+            "mamba_max_states_per_path": config.max_states_per_path,
         },
         assumptions=tuple(assumptions),
     )
@@ -322,6 +333,11 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
     def make(reading: Reading, losses: bool, events: EventSink | None) -> Engine:
         if events is not None:
             raise InputError("--events are recorded for vllm only; drop it or choose --engine vllm")
-        return ReplayedSglang(config, max_running_requests=running, attribute_losses=losses)
+        return ReplayedSglang(
+            config,
+            max_running_requests=running,
+            context_tokens=plan.context_tokens,
+            attribute_losses=losses,
+        )
 
     return Built(setup, make, reads_both=False)

@@ -25,9 +25,7 @@ FILES = {
 
 def everything() -> list[Shown]:
     return [
-        found
-        for path in pages(ROOT)
-        for found in collect(path, path.relative_to(ROOT).as_posix())
+        found for path in pages(ROOT) for found in collect(path, path.relative_to(ROOT).as_posix())
     ]
 
 

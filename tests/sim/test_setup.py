@@ -20,6 +20,7 @@ from hybridplan.ledger.sglang.options import SglangOptions
 from hybridplan.ledger.vllm.options import VllmOptions
 from hybridplan.sim import Closed, LossCause, Progress, Prompt, Request, Timed
 from hybridplan.sim.placing import place_sessions
+from hybridplan.sim.replay import Replay
 from hybridplan.sim.run import SimulateAsk, run
 from hybridplan.sim.setup import EngineAsk, SglangFlags, VllmFlags, build
 from hybridplan.sim.timeline import MOST_POINTS, Timeline
@@ -175,6 +176,34 @@ def test_sglang_pools_and_strategy() -> None:
     assert sum(loss.tokens for loss in result.losses) == (
         (result.hits.ceiling_tokens or 0) - result.hits.usable_tokens
     )
+
+
+@pytest.mark.parametrize(
+    "model, strategy, gpu, hits, step",
+    [
+        ("granite-4.0-h-tiny", "extra_buffer", "h100", 256, 8192),
+        ("nemotron-h-8b-base-8k", "extra_buffer", "l40s", 128, 4096),
+        (MODEL, "extra_buffer", "b200", 64, 16384),
+        (MODEL, "no_buffer", "h100", 1, 8192),
+    ],
+)
+def test_sglang_takes_chunks_of_the_model_and_the_card(
+    model: str, strategy: str, gpu: str, hits: int, step: int
+) -> None:
+    flags = SglangFlags(SglangOptions(strategy=strategy))
+    memory = MemoryAsk(gpu=find_gpu(gpu))
+    setup = build(EngineAsk(load(model), Deployment("sglang"), flags, memory)).setup
+    assert setup.hit_alignment_tokens == hits
+    assert setup.settings["chunked_prefill_size"] == step
+
+
+def test_sglang_refuses_what_the_context_does_not_hold() -> None:
+    wanted = EngineAsk(load("nemotron-h-8b-base-8k"), Deployment("sglang"), SglangFlags())
+    trace = [request("fits", 8185), request("long", 8186), request("cut", 8180, output=100)]
+    fits, long, cut = Replay(trace, build(wanted).engine())
+    assert (fits.refused, fits.output_tokens) == (None, 4)
+    assert "8186 tokens is too long for a context of 8192: the most are 8185" in str(long.refused)
+    assert cut.output_tokens == 10
 
 
 @pytest.mark.parametrize("arrival", [Closed(1), Closed(8), Timed()])

@@ -42,11 +42,13 @@ def model(
     prefix_tokens: int = 0,
     context_absent: Absent | None = None,
     final_norm_params: int | None = None,
+    chunk_keys: tuple[str, ...] = ("mamba_chunk_size",),
 ) -> ModelSpec:
     """A ModelSpec from the keys that every family spells alike.
 
     ``f`` is the text config, ``root`` the whole file. ``context_absent`` stands in for a missing
-    context length (a model without positions). The norm before the head counts one hidden vector
+    context length (a model without positions). ``chunk_keys`` spell the state's chunk, the first
+    one there counts. The norm before the head counts one hidden vector
     unless ``final_norm_params`` says otherwise.
     """
     hidden = f.whole("model.hidden_size", "hidden_size", "d_model")
@@ -65,6 +67,9 @@ def model(
         draft_layers=tuple(draft_layers),
         prefix_tokens=prefix_tokens,
         state_dtype=_state_dtype(f),
+        state_chunk_tokens=f.maybe_whole(
+            "model.state_chunk_tokens", *[key for key in chunk_keys if f.has(key)][:1]
+        ),
         extra_params={key: value for key, value in extra.items() if value},
     )
 

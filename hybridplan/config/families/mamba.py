@@ -21,6 +21,7 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         layers=common.stack(["mamba"] * count, {"mamba": (mixer,)}, [None] * count, norms=1),
         tied_absent=kind == "mamba",
         context_absent=NO_CONTEXT,
+        chunk_keys=("chunk_size",),
     )
 
 

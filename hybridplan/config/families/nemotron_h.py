@@ -38,7 +38,13 @@ def read(f: Fields, root: Fields) -> ModelSpec:
         for n in range(times)
         for i, kind in enumerate(draft_kinds)
     ]
-    return common.model(f, root, layers=layers, draft_layers=draft_layers)
+    return common.model(
+        f,
+        root,
+        layers=layers,
+        draft_layers=draft_layers,
+        chunk_keys=("mamba_chunk_size", "chunk_size"),
+    )
 
 
 def _slots(f: Fields) -> tuple[list[str], list[str]]:

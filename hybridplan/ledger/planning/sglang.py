@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.gpu import Gpu
 from hybridplan.ledger.lengths.distribution import Lengths
+from hybridplan.ledger.memory import GIB
 from hybridplan.ledger.planning.ask import MemoryAsk, outside_fraction, static_memory
 from hybridplan.ledger.planning.result import SCHEMA_VERSION, RequestCost, SglangResult
 from hybridplan.ledger.planning.sizing import sglang_lengths
@@ -18,8 +20,21 @@ from hybridplan.ledger.size import gib
 SGLANG_FRACTION = 0.88
 SGLANG_VERSIONS = ("", "0.5", "0.5.23")
 CHUNKED_PREFILL_TOKENS = 8192
+_CHUNK_BY_MEMORY = ((20, 2048), (60, 4096), (160, CHUNKED_PREFILL_TOKENS))
+_CHUNK_OF_LARGER = 16384
 _LADDER = (1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576)
 _DEFAULT_ROWS = 48
+
+
+def chunked_prefill_tokens(gpu: Gpu | None) -> int:
+    """`chunked_prefill_size` SGLang 0.5.23 takes for a card (`_handle_gpu_memory_settings`,
+    arg_groups/memory_hook.py); that of cards with 60 to 160 GiB where none is named."""
+    if gpu is None:
+        return CHUNKED_PREFILL_TOKENS
+    for below_gib, tokens in _CHUNK_BY_MEMORY:
+        if gpu.memory_bytes < below_gib * GIB:
+            return tokens
+    return _CHUNK_OF_LARGER
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +56,8 @@ def plan(ask: SglangAsk) -> SglangResult:
     if version not in SGLANG_VERSIONS:
         raise InputError(f"SGLang {version} is not modelled; known is {SGLANG_VERSIONS[-1]}")
     rows = ask.options.max_running_requests or _DEFAULT_ROWS
-    got = static_memory(ask.memory, ask.spec, ask.deployment, CHUNKED_PREFILL_TOKENS, rows)
+    step = chunked_prefill_tokens(ask.memory.gpu)
+    got = static_memory(ask.memory, ask.spec, ask.deployment, step, rows)
     found = plan_sglang(ask.spec, ask.deployment, ask.options, got.available_bytes)
     split, host = found.split, found.host
     lengths = None
@@ -93,7 +109,8 @@ def _outside(ask: SglangAsk, rows: int) -> list[str]:
     memory = ask.memory
     if memory.gpu is None or memory.kv_memory_bytes is not None:
         return []
-    parts = outside_fraction(memory, ask.spec, ask.deployment, CHUNKED_PREFILL_TOKENS, rows)
+    step = chunked_prefill_tokens(memory.gpu)
+    parts = outside_fraction(memory, ask.spec, ask.deployment, step, rows)
     said = " and ".join(f"{part.name} {gib(int(part.value))} ({part.how})" for part in parts)
     return [
         f"{said} live in the {1 - memory.utilisation:.0%} of {memory.gpu.title} that "

@@ -19,7 +19,7 @@ class SglangOptions:
     ``strategy`` is ``--mamba-radix-cache-strategy``, ``ratio`` ``--mamba-full-memory-ratio``,
     ``slots`` ``--max-mamba-cache-size``. ``host_ratio`` (``--hicache-ratio``) or ``host_bytes``
     (``--hicache-size``) size the host tier. ``preallocated_requests`` > 0 plans a PD decode server.
-    ``context_tokens`` None: the model's maximum.
+    ``context_tokens`` None: the model's maximum; ``chunk_tokens`` None: its own state chunk.
     """
 
     strategy: str = "auto"
@@ -38,7 +38,7 @@ class SglangOptions:
     host_ratio: Fraction | None = None
     host_bytes: int | None = None
     track_interval_tokens: int = 256
-    chunk_tokens: int = 64
+    chunk_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.ratio <= 0:

@@ -22,6 +22,7 @@ from hybridplan.ledger.sglang.strategy import (
     Strategy,
     resolve_strategy,
     slots_per_request,
+    state_chunk_tokens,
     tracking_slots,
 )
 
@@ -108,8 +109,15 @@ def kv_bytes_per_token(layers: tuple[LayerCaches, ...], name: str) -> int:
     return int(total)
 
 
+def chunk_tokens(spec: ModelSpec, options: SglangOptions) -> int:
+    """The state chunk asked for, or the model's own."""
+    if options.chunk_tokens is not None:
+        return options.chunk_tokens
+    return state_chunk_tokens(spec.model_type, spec.state_chunk_tokens)
+
+
 def _grids(spec: ModelSpec, options: SglangOptions) -> tuple[int, int]:
-    chunk, page = options.chunk_tokens, options.page_tokens
+    chunk, page = chunk_tokens(spec, options), options.page_tokens
     wide, narrow = max(chunk, page), min(chunk, page)
     if wide % narrow:
         raise InputError(f"page size {page} and state chunk {chunk} must divide one another")

@@ -38,6 +38,27 @@ EXTRA_BUFFER_ARCHITECTURES = frozenset(
         "InklingForConditionalGeneration",
     }
 )
+_CHUNK_TOKENS = 64
+"""FLA's chunk, which models without `mamba_chunk_size` are served with."""
+_CHUNK_OF_TYPE = {
+    "nemotron_h": 256,
+    "nemotron_h_puzzle": 256,
+    "falcon_h1": 256,
+    "granitemoehybrid": 256,
+}
+_CHUNK_ALWAYS = {"lfm2": 1, "lfm2_moe": 1, "mamba": 256, "falcon_mamba": 256}
+
+
+def state_chunk_tokens(model_type: str, stated_tokens: int | None) -> int:
+    """Tokens between the states a prefill can give: `mamba_chunk_size` of the model's config.
+
+    ``stated_tokens`` is what its file says. Defaults are those of SGLang 0.5.23's config classes
+    (configs/nemotron_h.py, falcon_h1.py, granitemoehybrid.py, lfm2.py, mamba.py), and 64 where
+    none has the field (``mamba_cache_chunk_size``, arg_groups/overrides.py).
+    """
+    if model_type in _CHUNK_ALWAYS:
+        return _CHUNK_ALWAYS[model_type]
+    return stated_tokens or _CHUNK_OF_TYPE.get(model_type, _CHUNK_TOKENS)
 
 
 def resolve_strategy(asked: str, architecture: str, *, overlap: bool, page_tokens: int) -> Strategy:

@@ -9,6 +9,7 @@ SGLang admits on an estimate (`new_token_ratio`) and may retract.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from hybridplan.errors import InputError, RefusalError
 from hybridplan.sim.outcome import EngineUse, GroupUse, RequestOutcome, StateUse
@@ -19,6 +20,8 @@ from hybridplan.sim.sglang.config import SglangCacheConfig
 from hybridplan.sim.sglang.losses import Losses, LossLedger
 
 VERSION = "0.5.23"
+_KEPT_OF_CONTEXT = 6
+"""`max_req_input_len` is the context less 1 and 5, and a prompt must stay below it."""
 
 
 class _Queued:
@@ -45,6 +48,7 @@ class ReplayedSglang:
         config: strategy, pools and flags. At most `state_slots // slots_per_request` requests
             run at once, as the engine has it.
         max_running_requests: a lower limit than that.
+        context_tokens: the longest request the server takes (`context_len`); None: the pool's.
         attribute_losses: track the infinite-cache ceiling and where the rest was lost. Costs a
             second cache with boundless pools.
         skipping: False steps every decode step (the naive twin).
@@ -59,6 +63,7 @@ class ReplayedSglang:
         config: SglangCacheConfig,
         *,
         max_running_requests: int | None = None,
+        context_tokens: int | None = None,
         attribute_losses: bool = True,
         skipping: bool = True,
     ) -> None:
@@ -78,6 +83,7 @@ class ReplayedSglang:
         self.exact_identity = True
         self.step_index = 0
         self.max_running_requests = min(most, max_running_requests or most)
+        self.context_tokens = context_tokens
         self._skipping = skipping
         self._losses = LossLedger(config) if attribute_losses else None
         self._reader = SequenceReader()
@@ -101,8 +107,15 @@ class ReplayedSglang:
 
     def refusal(self, request: Request) -> str | None:
         """Why the request could never run; None when it can."""
-        if request.prompt.length_tokens < 1:
+        length, context = request.prompt.length_tokens, self.context_tokens
+        if length < 1:
             return "the prompt is empty"
+        if context is not None and length >= context - _KEPT_OF_CONTEXT:
+            return (
+                f"a prompt of {length} tokens is too long for a context of {context}: the most are"
+                f" {context - _KEPT_OF_CONTEXT - 1}"
+            )
+        request = self._clipped(request)
         needed = _pages(_kv_end(request), self.config.page_tokens) + self.config.page_tokens
         if needed > self.config.kv_tokens:
             return f"it needs {needed} KV tokens and the pool holds {self.config.kv_tokens}"
@@ -113,6 +126,7 @@ class ReplayedSglang:
         if request.prompt.ids and request.prompt.unit_tokens > 1:
             self.exact_identity = False
         sequence = self._reader.read(request)
+        request = self._clipped(request)
         self._waiting.append(_Queued(self._orders, request, sequence, self.step_index))
         self._orders += 1
         return self._orders - 1
@@ -190,6 +204,15 @@ class ReplayedSglang:
         )
 
     # Parts
+
+    def _clipped(self, request: Request) -> Request:
+        """The request with no more output than the context leaves (`max_req_len - input - 1`)."""
+        if self.context_tokens is None:
+            return request
+        most = max(0, self.context_tokens - 2 - request.prompt.length_tokens)
+        if request.output_tokens <= most:
+            return request
+        return replace(request, output_tokens=most)
 
     def _fits(self, queued: _Queued) -> bool:
         if len(self._live) >= self.max_running_requests:

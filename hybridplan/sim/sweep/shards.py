@@ -108,6 +108,7 @@ def shrunk(engine: Engine, parts: int, whole: EngineUse) -> Engine | None:
         return ReplayedSglang(
             replace(config, kv_tokens=pages * page, state_slots=slots),
             max_running_requests=engine.max_running_requests,
+            context_tokens=engine.context_tokens,
             attribute_losses=False,
         )
     if isinstance(engine, ReplayedVllm):

@@ -10,6 +10,8 @@ import pytest
 from hybridplan.config.find import load
 from hybridplan.errors import InputError
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.gpu import find_gpu
+from hybridplan.ledger.planning.sglang import chunked_prefill_tokens
 from hybridplan.ledger.sglang.options import SglangOptions
 from hybridplan.ledger.sglang.plan import SglangPlan, plan_sglang
 
@@ -31,6 +33,32 @@ def test_worked_example_from_the_config() -> None:
     assert (got.split.slots, got.split.kv_tokens) == (262, 920_754)
     assert (got.strategy, got.split.max_running_requests) == ("extra_buffer", 52)
     assert got.boot_lines[0].startswith("Mamba Cache is allocated. max_mamba_cache_size: 262")
+
+
+@pytest.mark.parametrize(
+    "model, tokens",
+    [
+        (NEXT, 64),
+        ("kimi-linear-48b-a3b", 64),
+        ("nemotron-h-8b-base-8k", 128),
+        ("nemotron-3-super-120b-a12b-nvfp4", 128),
+        ("falcon-h1-7b-base", 128),
+        ("granite-4.0-h-tiny", 256),
+        ("lfm2-1.2b", 1),
+    ],
+)
+def test_states_lie_on_the_models_own_chunk(model: str, tokens: int) -> None:
+    """The numbers are ``mamba_chunk_size`` of SGLang 0.5.23's config classes for these files."""
+    assert plan(model).checkpoint_grid_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    "gpu, tokens",
+    [(None, 8192), ("rtx4090", 4096), ("l40s", 4096), ("h100", 8192), ("h200", 8192),
+     ("b200", 16384)],
+)  # fmt: skip
+def test_prefill_chunk_of_the_card(gpu: str | None, tokens: int) -> None:
+    assert chunked_prefill_tokens(find_gpu(gpu) if gpu else None) == tokens
 
 
 def test_replay_verify_from_the_config() -> None:
