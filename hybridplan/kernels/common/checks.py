@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 
@@ -118,10 +119,24 @@ def check_slots(
     ids cannot be read; kernels treat an id outside the pool as padding, so a replay with a bad id
     writes nothing.
     """
+    check_slot_layout(name, slots, shape, device)
+    if not is_capturing(device):
+        check_ids(name, _HOST.read(name, slots), pool_slots, unique)
+
+
+def check_slot_layout(
+    name: str, slots: torch.Tensor, shape: Sequence[int], device: torch.device
+) -> None:
+    """Check that slot ids are int32 and contiguous; the common case costs three comparisons."""
+    if slots.dtype is torch.int32 and slots.shape == shape and slots.device == device:
+        if slots.is_contiguous():
+            return
     check_tensor(name, slots, shape, (torch.int32,), device)
-    if is_capturing(device):
-        return
-    ids = _HOST.read(name, slots)
+
+
+@functools.lru_cache(maxsize=1024)
+def check_ids(name: str, ids: tuple[int, ...], pool_slots: int, unique: bool) -> None:
+    """Check that ids are padding or in the pool, and with ``unique`` that none is used twice."""
     for i in ids:
         if not -1 <= i < pool_slots:
             raise KernelInputError(
@@ -140,8 +155,7 @@ class Passed:
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
-        self._numbers: dict[tuple[object, ...], int] = {}
-        self._next = 0
+        self._keys: set[tuple[object, ...]] = set()
 
     def key(self, *tensors: torch.Tensor | None, also: object = None) -> tuple[object, ...]:
         """What the checks depend on: shape, strides, dtype, device of each, and ``also``."""
@@ -150,14 +164,12 @@ class Passed:
         ]
         return (also, *described)
 
-    def number(self, key: tuple[object, ...]) -> int | None:
-        """The number of a layout that has passed, for use in other keys; None if it has not."""
-        return self._numbers.get(key)
+    def has(self, key: tuple[object, ...]) -> bool:
+        """Whether this layout has passed."""
+        return key in self._keys
 
-    def add(self, key: tuple[object, ...]) -> int:
-        """Number ``key``, never twice the same; forgets all when full, which costs only checks."""
-        if len(self._numbers) >= self._most:
-            self._numbers.clear()
-        self._next += 1
-        self._numbers[key] = self._next
-        return self._next
+    def add(self, key: tuple[object, ...]) -> None:
+        """Remember a layout; forgets all when full, which costs only checks."""
+        if len(self._keys) >= self._most:
+            self._keys.clear()
+        self._keys.add(key)

@@ -6,11 +6,18 @@ written once, and no program waits for another.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 
-from hybridplan.kernels.common.checks import KernelInputError, check_slots, check_tensor, require
+from hybridplan.kernels.common.checks import (
+    KernelInputError,
+    check_slots,
+    check_tensor,
+    require,
+)
 from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.gates import Gate, log_decay, sigmoid
 from hybridplan.kernels.common.launch import Launcher, next_power_of_2
@@ -123,6 +130,7 @@ def _decode(
             )
 
 
+@functools.lru_cache(maxsize=1024)
 def state_rows(requests: int, value_heads: int, V: int, state_bytes: int) -> int:
     """State rows of one program: few for small batches (more programs), more for large ones."""
     rows = 4 if requests * value_heads < 256 else 8
@@ -172,14 +180,14 @@ def decode(
     tensors = (q, k, v, gate_input, beta, a_log, dt_bias, pool, slots, accepted, out)
     flags = (drafts, int(gate), per_channel, beta_is_logit, l2norm, accepted is not None)
     _launch(
-        (z.serial, BV, out.dtype, *flags),
         (requests * z.HV * (z.V // BV), 1, 1),
         tensors,
+        (),
         (
             q.stride(0), k.stride(0), v.stride(0), pool.stride(0), z.slots,
-            z.K**-0.5 if scale is None else scale, lower_bound,
-            z.H, z.HV, z.K, z.V, next_power_of_2(z.K), BV, *flags,
+            z.K**-0.5 if scale is None else float(scale), float(lower_bound),
         ),
+        (z.H, z.HV, z.K, z.V, next_power_of_2(z.K), BV, *flags),
         num_warps=1,
     )  # fmt: skip
     return out

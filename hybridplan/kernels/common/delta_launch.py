@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from hybridplan.kernels.common.checks import check_slots, host_values, is_capturing, require
+from hybridplan.kernels.common.checks import (
+    check_ids,
+    check_slot_layout,
+    host_values,
+    is_capturing,
+    require,
+)
 from hybridplan.kernels.common.delta_inputs import Sizes
 from hybridplan.kernels.common.delta_plan import (
     CHUNK_TOKENS,
@@ -22,17 +28,18 @@ from hybridplan.kernels.common.delta_scan import _local, _scan
 from hybridplan.kernels.common.launch import (
     INTERPRETED,
     Launcher,
-    descriptor,
+    Scratch,
+    TileMap,
     has_tma,
     next_power_of_2,
+    padded,
     pipeline_stages,
     sm_count,
 )
 from hybridplan.kernels.common.varlen import sequence_lengths
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(NamedTuple):
     """A checked prefill batch: its plan and where each sequence's state is read and written."""
 
     plan: Plan
@@ -42,6 +49,7 @@ class Batch:
     split: bool
 
 
+@functools.cache
 def state_rows(V: int, K: int) -> int:
     """State rows [BV, K] that one scan program keeps in registers."""
     most = 64 if K <= 128 else 32
@@ -62,11 +70,13 @@ def batch(
     lengths = (z.tokens,) if cu_seqlens is None else sequence_lengths(cu_seqlens, z.tokens)
     wanted = tuple(exports)
     if not trust_ids:
-        check_slots("slots", slots, (len(lengths),), z.slots, device, unique=True)
+        check_slot_layout("slots", slots, (len(lengths),), device)
         if read_slots is not None:
-            check_slots("read_slots", read_slots, (len(lengths),), z.slots, device, unique=False)
+            check_slot_layout("read_slots", read_slots, (len(lengths),), device)
         if not is_capturing(device):
-            _check_writes(slots, read_slots, wanted, lengths, z.slots)
+            final = host_values("slots", slots)
+            read = None if read_slots is None else host_values("read_slots", read_slots)
+            _check_writes(final, read, wanted, lengths, z.slots)
     rows = state_rows(z.V, z.K)
     can_split = aligned(wanted, lengths) and z.K == z.V and next_power_of_2(z.K) == z.K
     if segment_chunks is None:
@@ -79,16 +89,19 @@ def batch(
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
+@functools.lru_cache(maxsize=1024)
 def _check_writes(
-    slots: torch.Tensor,
-    read_slots: torch.Tensor | None,
+    final: tuple[int, ...],
+    read_slots: tuple[int, ...] | None,
     exports: tuple[Export, ...],
     lengths: tuple[int, ...],
     pool_slots: int,
 ) -> None:
-    final = host_values("slots", slots)
+    check_ids("slots", final, pool_slots, unique=True)
+    if read_slots is not None:
+        check_ids("read_slots", read_slots, pool_slots, unique=False)
     check_exports(exports, lengths, pool_slots, final)
-    read = final if read_slots is None else host_values("read_slots", read_slots)
+    read = final if read_slots is None else read_slots
     writer = {slot: n for n, slot in enumerate(final) if slot >= 0}
     writer |= {slot: -1 for _, _, slot in exports}
     for n, slot in enumerate(read):
@@ -98,6 +111,7 @@ def _check_writes(
         )
 
 
+@functools.lru_cache(maxsize=1024)
 def auto_segment_chunks(
     lengths: tuple[int, ...], value_heads: int, tiles: int, device: torch.device
 ) -> int:
@@ -117,18 +131,14 @@ def tile_dtype(inputs: torch.dtype) -> torch.dtype:
     return torch.float32 if INTERPRETED and inputs is torch.float32 else torch.bfloat16
 
 
-def square_tiles(rows: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for A (fp16: entries are at most one, and a rounded beta would bias every update) and P.
+def square_dtypes(inputs: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Dtypes of A (fp16: entries are at most one, and a rounded beta would bias every update) and P.
 
     Nearly parallel keys with a constant beta of 0.99 need A's extra bits: the state's error is
     1.5 % with fp16, 9.7 % with bf16.
     """
-    dtype = tile_dtype(q.dtype)
-    a_dtype = torch.float16 if dtype is torch.bfloat16 else dtype
-    return (
-        torch.empty((rows, CHUNK_TOKENS), dtype=a_dtype, device=q.device),
-        torch.empty((rows, CHUNK_TOKENS), dtype=dtype, device=q.device),
-    )
+    dtype = tile_dtype(inputs)
+    return (torch.float16 if dtype is torch.bfloat16 else dtype), dtype
 
 
 def tma_usable(z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -140,29 +150,30 @@ def tma_usable(z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> b
     )
 
 
-def row_tiles(t: torch.Tensor) -> Any:
-    """Descriptor of one head's chunk of q or k, a tensor [T, H, K]."""
+def row_tiles(t: torch.Tensor) -> TileMap:
+    """Map of one head's chunk of q or k, a tensor [T, H, K]."""
     T, H, K = t.shape
-    return descriptor(t, T, H * K, t.stride(0), [CHUNK_TOKENS, K])
+    return t, T, H * K, t.stride(0), (CHUNK_TOKENS, K)
 
 
-def tile_descriptor(t: torch.Tensor) -> Any:
-    """Descriptor of one chunk's tile in a prepared tensor [rows, width]."""
+def tile_map(t: Any) -> TileMap:
+    """Map of one chunk's tile in a prepared tensor [rows, width]."""
     rows, width = t.shape
-    return descriptor(t, rows, width, width, [CHUNK_TOKENS, width])
+    return t, rows, width, width, (CHUNK_TOKENS, width)
 
 
 def scan(
     z: Sizes,
     b: Batch,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    k_out: torch.Tensor,
+    q: Any,
+    k: Any,
+    k_out: Any,
+    strides: tuple[int, int],
     v: torch.Tensor,
-    tiles: tuple[Any, Any, Any] | None,
-    A: torch.Tensor,
-    P: torch.Tensor,
-    numbers: torch.Tensor,
+    tiles: tuple[TileMap, TileMap, TileMap | None] | None,
+    A: Any,
+    P: Any,
+    numbers: Any,
     out: torch.Tensor,
     pool: torch.Tensor,
     per_channel: bool,
@@ -173,46 +184,49 @@ def scan(
 
     Scalar decay: q, k raw, k_out = k; ``numbers`` holds k_in, q_in and k_out of each token, then
     the chunks' log2 decays. Per channel: q, k, k_out are the prepared tiles and ``numbers`` is the
-    log2 decays. ``tiles``: descriptors of q, k and (per channel) k_out, or None for plain loads.
+    log2 decays. ``strides``: of raw q's and k's tokens. ``tiles``: maps of q, k and (per channel)
+    k_out, or None for plain loads.
     """
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
-    stages = pipeline_stages(stages, v.element_size(), v.device)
-    local_stages = pipeline_stages(LOCAL_STAGES, v.element_size(), v.device)
+    device = v.device
+    stages = pipeline_stages(stages, v.element_size(), device)
     BK = next_power_of_2(z.K)
     tma = tiles is not None
-    maps: tuple[Any, ...] = (None,) * 6
+    maps: tuple[TileMap | None, ...] = (None,) * 6
     if tiles is not None:
-        v_tiles = descriptor(v, z.tokens, z.HV * z.V, v.stride(0), [C, BV])
-        maps = (*tiles, v_tiles, tile_descriptor(A), tile_descriptor(P))
+        v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
+        maps = (*tiles, v_tiles, tile_map(A), tile_map(P))
     row_count = 0 if per_channel else A.shape[0]
-    numbers_of = (row_count, q.stride(0), k.stride(0), v.stride(0), pool.stride(0), z.slots)
+    sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)
     sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)
     added = moved = live = None
     width = z.HV * (z.V // BV)
-    key = (z.serial, per_channel, b.split, tma, stages, num_warps, A.dtype, out.dtype)
-    base = (q, k, k_out, v, A, P, numbers, out, pool, b.read_slots)
     if b.split:
-        states = torch.empty(
-            (2, p.segment_count, z.HV, z.V * BK), dtype=torch.float32, device=q.device
-        )
-        added, moved = states[0], states[1]
-        live = torch.empty((p.segment_count, z.HV), dtype=torch.int32, device=q.device)
-        most = next_power_of_2(p.longest_segment_chunks)
+        state, flags = (p.segment_count, z.HV, z.V * BK), (p.segment_count, z.HV)
+        count = p.segment_count * z.HV
+        room = Scratch(2 * padded(count * z.V * BK * 4) + padded(count * 4), device)
+        added = room.piece(state, torch.float32)
+        moved = room.piece(state, torch.float32)
+        live = room.piece(flags, torch.int32)
         _launch_local(
-            (*key, most),
             (p.inner_count * 2 * width, 1, 1),
-            (*base, p.runs, p.segments, p.inner, added, moved, live),
-            (*maps, *numbers_of, *sizes, most, tma, local_stages),
+            (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, p.runs, p.segments, p.inner,
+             added, moved, live),
+            maps,
+            sizes_of,
+            (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
+             pipeline_stages(LOCAL_STAGES, v.element_size(), device)),
             num_warps=num_warps,
-        )
-    most = next_power_of_2(p.most_segments)
+        )  # fmt: skip
     _launch_scan(
-        (*key, most),
         (p.segment_count * width, 1, 1),
-        (*base, b.slots, p.runs, p.segments, added, moved, live),
-        (*maps, *numbers_of, *sizes, b.split, most, tma, stages),
+        (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, b.slots, p.runs, p.segments,
+         added, moved, live),
+        maps,
+        sizes_of,
+        (*sizes, b.split, next_power_of_2(p.most_segments), tma, stages),
         num_warps=num_warps,
-    )
+    )  # fmt: skip
 
 
 LOCAL_STAGES = 3

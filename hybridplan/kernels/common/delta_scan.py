@@ -184,6 +184,7 @@ def _walk(
 
 @triton.jit
 def _local(
+    pool,
     q,
     k,
     kn,
@@ -192,7 +193,6 @@ def _local(
     P,
     numbers,
     o,
-    pool,
     read_slots,
     runs,
     segments,
@@ -297,6 +297,7 @@ def _local(
 
 @triton.jit
 def _scan(
+    pool,
     q,
     k,
     kn,
@@ -305,7 +306,6 @@ def _scan(
     P,
     numbers,
     o,
-    pool,
     read_slots,
     slots,
     runs,

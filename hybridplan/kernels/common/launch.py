@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import triton.language as tl
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from hybridplan.kernels.common.direct import Direct, hooked, learn
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Whether Triton runs its kernels on the CPU; read once, before kernels are defined."""
@@ -47,54 +50,183 @@ def pipeline_stages(wanted: int, element_bytes: int, device: torch.device) -> in
     return wanted if room >= 227 * 1024 else min(wanted, 2) if room >= 160 * 1024 else 1
 
 
-def descriptor(base: torch.Tensor, rows: int, columns: int, stride: int, block: list[int]) -> Any:
-    """TMA descriptor of ``base`` seen as [rows, columns] with rows ``stride`` elements apart.
+TileMap = tuple[Any, int, int, int, tuple[int, int]]
+"""A tensor seen as [rows, columns], read by tiles: (base, rows, columns, row stride, tile).
 
-    The caller has checked what TensorDescriptor's constructor would on every call: 16-byte
-    alignment of base and rows, unit inner stride.
-    """
+The caller has checked that base and rows lie on 16 bytes and that columns are contiguous.
+"""
+
+
+def descriptor(
+    base: Any, rows: int, columns: int, stride: int, block: tuple[int, int]
+) -> TensorDescriptor:
+    """Triton's descriptor of a :data:`TileMap`, past the checks its constructor would repeat."""
     made = object.__new__(TensorDescriptor)
     made.base = base
     made.shape = [rows, columns]
     made.strides = [stride, 1]
-    made.block_shape = block
+    made.block_shape = list(block)
     made.padding = "zero"
     return made
 
 
-class Launcher:
-    """Launches one kernel; past Triton's inspection of arguments once a key was compiled.
+class Scratch:
+    """One allocation cut into pieces; pieces stand for tensors in the arguments of a launch."""
 
-    The inspection (binding, specialising, hashing) costs several times the launch. A key must
-    determine all it would look at: dtypes, constants, options, and which integers are multiples of
-    16. Pointers that are not 16-byte aligned take the ordinary way.
+    __slots__ = ("_base", "_buffer", "_end")
+
+    def __init__(self, bytes_: int, device: torch.device) -> None:
+        self._buffer = torch.empty(bytes_, dtype=torch.uint8, device=device)
+        self._base = self._buffer.data_ptr()
+        self._end = 0
+
+    def piece(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """The next piece, on a multiple of 256 bytes: a view where kernels are interpreted."""
+        start = self._end
+        size = math.prod(shape) * dtype.itemsize
+        self._end = start + padded(size)
+        if INTERPRETED:
+            return self._buffer[start : start + size].view(dtype).view(shape)
+        return Piece(self._base + start, dtype, shape)
+
+
+class Piece:
+    """Address, dtype and shape of a part of a :class:`Scratch`, which must outlive it."""
+
+    __slots__ = ("_address", "dtype", "shape")
+
+    def __init__(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self._address = address
+        self.dtype = dtype
+        self.shape = shape
+
+    def data_ptr(self) -> int:
+        """Address in bytes, as a tensor's."""
+        return self._address
+
+
+def padded(size: int) -> int:
+    """Bytes that a piece of ``size`` bytes takes from a :class:`Scratch`."""
+    return -(-size // 256) * 256
+
+
+class Launcher:
+    """Launches one kernel, past Triton's inspection of arguments once their kind was compiled.
+
+    Arguments go in the order tensors, maps (:data:`TileMap` or None), numbers, constants; the
+    first tensor says the device and is no :class:`Piece`. Three ways, each the fallback of the
+    next:
+
+    * Triton's own launch: for every new kind of arguments, for pointers off 16 bytes, under the
+      interpreter;
+    * the compiled kernel's own launch, which binds nothing: while a profiler's hooks are set, and
+      where the third way was not recognised (``refusals`` says why);
+    * :class:`hybridplan.kernels.common.direct.Direct`.
+
+    A kind is all that Triton specialises on: the device, dtypes and absence of tensors and maps,
+    integers' width and whether they are one or multiples of 16, constants, options.
     """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._compiled: dict[tuple[object, ...], Any] = {}
+        self.refusals: set[str] = set()
+        self._kinds: dict[tuple[object, ...], _Compiled] = {}
+        self._seen: dict[tuple[object, ...], _Compiled] = {}
 
     def __call__(
         self,
-        key: tuple[object, ...],
         grid: tuple[int, int, int],
-        tensors: tuple[torch.Tensor | None, ...],
-        rest: tuple[Any, ...],
+        tensors: tuple[Any, ...],
+        maps: tuple[TileMap | None, ...],
+        numbers: tuple[int | float, ...],
+        constants: tuple[Any, ...],
         **options: Any,
     ) -> None:
-        """Launch with arguments (*tensors, *rest)."""
-        address = 0
-        for t in tensors:
-            if t is not None:
-                address |= t.data_ptr()
-        if INTERPRETED or address & 15:
-            self.kernel[grid](*tensors, *rest, **options)
+        """Launch on the current stream of the tensors' device; ``grid`` has no zero."""
+        if INTERPRETED:
+            self._ordinary(grid, tensors, maps, numbers, constants, options)
             return
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            self._compiled[key] = self.kernel[grid](*tensors, *rest, **options)
+        active = driver.active
+        device = active.get_current_device()
+        home = tensors[0].device.index
+        if home is not None and home != device:
+            with torch.cuda.device(home):
+                self(grid, tensors, maps, numbers, constants, **options)
+            return
+        addresses: list[int | None] = []
+        dtypes = []
+        every = 0
+        for t in tensors:
+            if t is None:
+                addresses.append(None)
+                dtypes.append(None)
+            else:
+                address = t.data_ptr()
+                every |= address
+                addresses.append(address)
+                dtypes.append(t.dtype)
+        if every & 15:
+            self._ordinary(grid, tensors, maps, numbers, constants, options)
+            return
+        tiles = tuple([None if m is None else (m[0].dtype, m[4]) for m in maps])
+        kind = (device, tuple(dtypes), tiles, constants, tuple(options.values()))
+        seen = (kind, numbers)
+        found = self._seen.get(seen)
+        if found is None:
+            by_class = (kind, tuple([_number_class(x) for x in numbers]), tuple(options))
+            found = self._kinds.get(by_class)
+            if found is None:
+                made = self._ordinary(grid, tensors, maps, numbers, constants, options)
+                self._kinds[by_class] = _Compiled(made)
+                return
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[seen] = found
+        rest = (*numbers, *constants)
+        if found.direct is None:
+            found.direct = learn(found.kernel, tensors, maps, rest, descriptor)
+            if isinstance(found.direct, str):
+                self.refusals.add(found.direct)
+        if isinstance(found.direct, str) or hooked():
+            found.kernel[grid](*tensors, *_descriptors(maps), *rest)
         else:
-            compiled[grid](*tensors, *rest)
+            stream = active.get_current_stream(device)
+            found.direct(grid, stream, device, addresses, maps, rest)
+
+    def _ordinary(
+        self,
+        grid: tuple[int, int, int],
+        tensors: tuple[Any, ...],
+        maps: tuple[TileMap | None, ...],
+        numbers: tuple[int | float, ...],
+        constants: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> Any:
+        return self.kernel[grid](*tensors, *_descriptors(maps), *numbers, *constants, **options)
+
+
+_MOST_SEEN = 8192
+
+
+class _Compiled:
+    """A compiled kernel and, after its second launch, how to call it directly or why not."""
+
+    __slots__ = ("direct", "kernel")
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.direct: Direct | str | None = None
+
+
+def _descriptors(maps: tuple[TileMap | None, ...]) -> list[TensorDescriptor | None]:
+    return [None if m is None else descriptor(*m) for m in maps]
+
+
+def _number_class(x: int | float) -> tuple[object, ...]:
+    """All that Triton specialises a number on; a superset of what its releases look at."""
+    if type(x) is not int:
+        return (type(x),)
+    return (x == 1, x % 16 == 0, -(2**31) <= x < 2**31, x < 2**63)
 
 
 def next_power_of_2(n: int) -> int:

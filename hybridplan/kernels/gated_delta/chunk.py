@@ -11,7 +11,7 @@ from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.gates import Gate
-from hybridplan.kernels.common.launch import Launcher, next_power_of_2
+from hybridplan.kernels.common.launch import Launcher, Scratch, next_power_of_2, padded
 from hybridplan.kernels.gated_delta.prepare import prepare
 
 
@@ -55,7 +55,7 @@ def chunk_prefill(
 
     ``segment_chunks`` cuts long sequences into segments that run side by side (0: never; None:
     when the card would be idle otherwise). ``tma`` forces tensor descriptors on or off; they make
-    the kernels faster and an eager launch slower (some 15 us of host time each).
+    the kernels faster and an eager launch slower where inputs lie at new addresses.
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
     twice, or written while another sequence starts from it.
     """
@@ -68,26 +68,28 @@ def chunk_prefill(
     )
     count, C = b.plan.chunk_count, CHUNK_TOKENS
     rows = count * z.HV * C
-    A, P = delta_launch.square_tiles(rows, q)
-    numbers = torch.empty(3 * rows + count * z.HV, dtype=torch.float32, device=q.device)
+    a_dtype, p_dtype = delta_launch.square_dtypes(q.dtype)
+    number_count = 3 * rows + count * z.HV
+    sizes = (rows * C * a_dtype.itemsize, rows * C * p_dtype.itemsize, number_count * 4)
+    room = Scratch(padded(sizes[0]) + padded(sizes[1]) + padded(sizes[2]), q.device)
+    A, P = room.piece((rows, C), a_dtype), room.piece((rows, C), p_dtype)
+    numbers = room.piece((number_count,), torch.float32)
+    strides = (q.stride(0), k.stride(0))
     tiles = None
     if delta_launch.tma_usable(z, q, k, v) if tma is None else tma:
         tiles = (delta_launch.row_tiles(q), delta_launch.row_tiles(k), None)
     if count:
         flags = (int(gate), beta_is_logit, l2norm, True, tiles is not None)
         _launch(
-            (z.serial, A.dtype, *flags),
             (count, z.H, 1),
             (q, k, gate_input, beta, a_log, dt_bias, A, P, numbers, b.plan.chunks),
-            (
-                *(tiles[:2] if tiles else (None, None)), rows, q.stride(0), k.stride(0),
-                z.K**-0.5 if scale is None else scale,
-                z.H, z.HV, z.K, next_power_of_2(z.K), C, *flags,
-            ),
+            tiles[:2] if tiles else (None, None),
+            (rows, *strides, z.K**-0.5 if scale is None else float(scale)),
+            (z.H, z.HV, z.K, next_power_of_2(z.K), C, *flags),
             **(PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL),
         )  # fmt: skip
     stages = 3 if b.plan.segment_count == 1 else 2
-    delta_launch.scan(z, b, q, k, k, v, tiles, A, P, numbers, out, pool, False, stages, 4)
+    delta_launch.scan(z, b, q, k, k, strides, v, tiles, A, P, numbers, out, pool, False, stages, 4)
     return out
 
 

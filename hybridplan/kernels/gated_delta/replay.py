@@ -197,17 +197,17 @@ def replay_step(
     BV = state_rows(requests, z.HV, z.V, pool.element_size())
     flags = (drafts, int(gate), beta_is_logit, l2norm)
     _launch(
-        (z.serial, BV, out.dtype, ring.keys.dtype, ring.rows, ring.fold_tokens, *flags),
         (requests * z.HV * (z.V // BV), 1, 1),
         (
             q, k, v, gate_input, beta, a_log, dt_bias, pool, slots,
             ring.corrections, ring.keys, ring.log_decays, ring.head, ring.pending, out,
         ),
+        (),
         (
             q.stride(0), k.stride(0), v.stride(0), pool.stride(0), z.slots,
-            z.K**-0.5 if scale is None else scale, ring.fold_tokens, ring.rows,
-            z.H, z.HV, z.K, z.V, next_power_of_2(z.K), BV, *flags,
+            z.K**-0.5 if scale is None else float(scale), ring.fold_tokens, ring.rows,
         ),
+        (z.H, z.HV, z.K, z.V, next_power_of_2(z.K), BV, *flags),
         num_warps=1,
     )  # fmt: skip
     return out

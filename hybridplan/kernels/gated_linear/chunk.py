@@ -206,13 +206,12 @@ def chunk_prefill(
     """
     device = v.device
     key = _PASSED.key(q, k, v, g, pool, slots, read_slots, out)
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         check_inputs(q, k, v, g, pool, out, -1)
         check_id_layout(device, slots, read_slots)
         checks.require(q.shape[2] >= 16, f"K is {q.shape[2]}, needed 16 to 256")
         checks.require(v.shape[2] % 16 == 0, f"V is {v.shape[2]}, needed a multiple of 16")
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     T, H, V = v.shape
     K = q.shape[2]
     lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
@@ -231,17 +230,19 @@ def chunk_prefill(
     chunk_count = max(index.chunk_count, 1)
     decay = torch.empty((chunk_count, H, K), dtype=torch.float32, device=device)
     _launch_prepare(
-        (number,),
         (chunk_count * H, 1, 1),
         (q, k, g, q_in, k_out, inside, decay, index.chunks),
-        (scale, H, K, KP, CHUNK_TOKENS, dtype),
+        (),
+        (float(scale),),
+        (H, K, KP, CHUNK_TOKENS, dtype),
         num_warps=_PREPARE_WARPS,
     )
     _launch(
-        (number,),
         (N * H * (V // BV), 1, 1),
         (q_in, k_out, inside, decay, v, out, pool, slots, reads, index.sequences, index.chunks),
-        (pool.stride(0), pool.shape[0], H, K, KP, V, BV, CHUNK_TOKENS, dtype, _STAGES),
+        (),
+        (pool.stride(0), pool.shape[0]),
+        (H, K, KP, V, BV, CHUNK_TOKENS, dtype, _STAGES),
         num_warps=_WARPS,
     )
     return out

@@ -93,12 +93,11 @@ def recurrent_step(
     :func:`hybridplan.kernels.scalar_decay.recurrent.recurrent_step`.
     """
     key = _PASSED.key(q, k, v, g, pool, slots, accepted, out)
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         check_id_layout(v.device, slots, accepted, "accepted")
         B, D = decode_sizes(slots)
         check_inputs(q, k, v, g, pool, out, B * D)
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
     H, V = v.shape[1:]
     K = q.shape[2]
@@ -106,11 +105,11 @@ def recurrent_step(
         out = torch.empty_like(v)
     BV = min(V & -V, 4 if B * H * V <= 1 << 17 else 8)
     _launch(
-        (number,),
         (B * H * (V // BV), 1, 1),
         (q, k, v, g, out, pool, slots, accepted),
-        (pool.stride(0), pool.shape[0], scale, H, K, launch.next_power_of_2(K), V, BV, D,
-         accepted is not None),
+        (),
+        (pool.stride(0), pool.shape[0], float(scale)),
+        (H, K, launch.next_power_of_2(K), V, BV, D, accepted is not None),
         num_warps=1,
     )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.gates import Gate
-from hybridplan.kernels.common.launch import Launcher, next_power_of_2
+from hybridplan.kernels.common.launch import Launcher, Scratch, next_power_of_2, padded
 from hybridplan.kernels.kimi_delta.prepare import prepare
 
 
@@ -55,35 +55,45 @@ def chunk_prefill(
     )
     count, C, BK = b.plan.chunk_count, CHUNK_TOKENS, next_power_of_2(z.K)
     rows = count * z.HV * C
-    A, P = delta_launch.square_tiles(rows, q)
+    a_dtype, p_dtype = delta_launch.square_dtypes(q.dtype)
+    squares, wide = rows * C, rows * BK
+    room = Scratch(
+        padded(squares * a_dtype.itemsize)
+        + padded(squares * p_dtype.itemsize)
+        + 3 * padded(wide * a_dtype.itemsize)
+        + padded(count * z.HV * BK * 4)
+        + padded(count * z.HV * 4),
+        q.device,
+    )
+    A, P = room.piece((rows, C), a_dtype), room.piece((rows, C), p_dtype)
     # fp16 holds k, q and decays, all at most one, eight times finer than bf16.
-    q_in, k_in, k_out = (torch.empty((rows, BK), dtype=A.dtype, device=q.device) for _ in "qkk")
-    decay = torch.empty(count * z.HV * BK, dtype=torch.float32, device=q.device)
-    steep = torch.empty(count * z.HV, dtype=torch.int32, device=q.device)
+    q_in, k_in, k_out = (room.piece((rows, BK), a_dtype) for _ in "qkk")
+    decay = room.piece((count * z.HV * BK,), torch.float32)
+    steep = room.piece((count * z.HV,), torch.int32)
     if count:
         tensors = (
             q, k, gate_input, beta, a_log, dt_bias, A, P, q_in, k_in, k_out, decay, steep,
             b.plan.chunks,
         )  # fmt: skip
-        rest = (
-            q.stride(0), k.stride(0), z.K**-0.5 if scale is None else scale, lower_bound,
-            z.H, z.HV, z.K, BK, C, int(gate), beta_is_logit, l2norm,
-        )  # fmt: skip
+        factor = z.K**-0.5 if scale is None else float(scale)
+        fixed = (z.H, z.HV, z.K, BK, C, int(gate), beta_is_logit, l2norm)
         for again in (False,) if gate is Gate.NONE else (False, True):
-            flags = (min(BK, PREPARE_CHANNELS), again, True)
             _launch(
-                (z.serial, A.dtype, *rest[-3:], *flags),
                 (count, z.HV, 1),
                 tensors,
-                (*rest, *flags),
+                (),
+                (q.stride(0), k.stride(0), factor, float(lower_bound)),
+                (*fixed, min(BK, PREPARE_CHANNELS), again, True),
                 num_warps=4,
                 num_stages=1,
                 maxnreg=None if again else 168,
             )
     tiles = None
     if delta_launch.tma_usable(z, q, k, v) if tma is None else tma:
-        tiles = tuple(delta_launch.tile_descriptor(t) for t in (q_in, k_in, k_out))
-    delta_launch.scan(z, b, q_in, k_in, k_out, v, tiles, A, P, decay, out, pool, True, 3, 4)
+        tiles = tuple(delta_launch.tile_map(t) for t in (q_in, k_in, k_out))
+    delta_launch.scan(
+        z, b, q_in, k_in, k_out, (BK, BK), v, tiles, A, P, decay, out, pool, True, 3, 4
+    )
     return out
 
 

@@ -224,15 +224,13 @@ def decode_gqa(
     Returns [B, HQ, V] in q's dtype. Raises KernelInputError before anything is launched.
     """
     key = _PASSED.key(q, key_cache, value_cache, block_table, context_tokens, out)
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         _check_gqa(q, key_cache, value_cache)
         _check_requests(q, block_table, context_tokens, out, value_cache.shape[-1])
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     HKV, D = key_cache.shape[2:]
     V = value_cache.shape[-1]
     return _decode(
-        number,
         q,
         key_cache,
         value_cache,
@@ -267,8 +265,7 @@ def decode_mla(
     """
     width = latent_cache.shape[-1]
     key = _PASSED.key(q, latent_cache, block_table, context_tokens, out, also=latent_width)
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         checks.check_tensor(
             "latent_cache", latent_cache, (-1, -1, -1), checks.FLOATS, q.device, dense_dims=2
         )
@@ -278,9 +275,8 @@ def decode_mla(
             f"latent_width is {latent_width}, needed 1 to 512 within rows of {width}",
         )
         _check_requests(q, block_table, context_tokens, out, latent_width)
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     return _decode(
-        number,
         q,
         latent_cache,
         latent_cache,
@@ -319,7 +315,6 @@ def _check_requests(
 
 
 def _decode(
-    number: int,
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -351,21 +346,21 @@ def _decode(
         part = torch.empty((B * HQ * tile.splits, V), dtype=torch.float32, device=device)
         log_sum = torch.empty((B * HQ * tile.splits,), dtype=torch.float32, device=device)
     VP = max(16, launch.next_power_of_2(V))
-    launch_key = (number, tile)
     _launch_attend(
-        launch_key,
         (groups * tile.splits, 1, 1),
         (q, keys, values, block_table, context_tokens, out, part, log_sum),
-        (scale * _LOG2E, keys.stride(0), values.stride(0), block_table.stride(0), blocks, HKV, G,
-         BG, D, max(16, launch.next_power_of_2(D)), R, max(16, launch.next_power_of_2(max(R, 1))),
+        (),
+        (float(scale * _LOG2E), keys.stride(0), values.stride(0), block_table.stride(0), blocks),
+        (HKV, G, BG, D, max(16, launch.next_power_of_2(D)), R, max(16, launch.next_power_of_2(max(R, 1))),
          V, VP, page, tile.tokens, tile.splits, latent, _operand_dtype(q.dtype), tile.stages),
         num_warps=tile.warps,
     )  # fmt: skip
     if tile.splits > 1:
         _launch_combine(
-            launch_key,
-            (B * HQ, 1, 1),
+                (B * HQ, 1, 1),
             (part, log_sum, context_tokens, out),
+            (),
+            (),
             (HQ, V, VP, tile.tokens, tile.splits, launch.next_power_of_2(tile.splits)),
             num_warps=4,
         )

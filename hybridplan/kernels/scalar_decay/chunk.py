@@ -84,11 +84,10 @@ def chunk_prefill(
     args = gate_arguments(gate)
     given = (q, k, v, pool, slots, read_slots, skip, out, args.values, args.a_log, args.dt_bias)
     key = _PASSED.key(*given, also=(args.kind, args.softplus))
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         _check(q, k, v, args, pool, skip, out)
         check_id_layout(device, slots, read_slots)
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     T, HV, V = v.shape
     G, K = q.shape[1:]
     lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
@@ -117,51 +116,49 @@ def chunk_prefill(
     reads = slots if read_slots is None else read_slots
     dtype = _operand_dtype(v.dtype)
     split = spans.inner_count > 0
-    launch_key = (number, tma, many, split)
     reach = weight = None
     if args.kind != GateKind.PER_HEAD:
         # the scan reads one chunk ahead
-        sums = torch.empty((2, HV * T + CHUNK_TOKENS), dtype=torch.float32, device=device)
-        reach, weight = sums[0], sums[1] if args.kind == GateKind.MAMBA else None
+        count = HV * T + CHUNK_TOKENS
+        sums = launch.Scratch(2 * launch.padded(4 * count), device)
+        reach = sums.piece((count,), torch.float32)
+        weight = sums.piece((count,), torch.float32) if args.kind == GateKind.MAMBA else None
         _sum_gates(
-            launch_key,
             (max(index.chunk_count, 1) * -(-HV // _GATE_HEADS), 1, 1),
             (args.values, args.a_log, args.dt_bias, reach, weight, index.chunks),
-            (T, HV, _GATE_HEADS, CHUNK_TOKENS, int(args.kind), args.dt_bias is not None,
+            (),
+            (T,),
+            (HV, _GATE_HEADS, CHUNK_TOKENS, int(args.kind), args.dt_bias is not None,
              args.softplus),
             num_warps=4,
         )  # fmt: skip
     dq = dk = dv = do = None
     if tma:
-        dq, dk, dv, do = (
-            launch.descriptor(x, T, heads * width, x.stride(0), [CHUNK_TOKENS, block])
-            for x, heads, width, block in (
-                (q, G, K, K),
-                (k, G, K, K),
-                (v, HV, V, BV),
-                (out, HV, V, BV),
-            )
-        )
+        wide, rows = (CHUNK_TOKENS, K), (CHUNK_TOKENS, BV)
+        dq, dk = (q, T, G * K, q.stride(0), wide), (k, T, G * K, k.stride(0), wide)
+        dv, do = (v, T, HV * V, v.stride(0), rows), (out, T, HV * V, out.stride(0), rows)
     states = totals = None
     if split:
-        states = torch.empty((spans.walk_count, HV, V, K), dtype=torch.float32, device=device)
-        totals = torch.empty((spans.walk_count, HV), dtype=torch.float32, device=device)
+        count = spans.walk_count * HV
+        room = launch.Scratch(launch.padded(4 * count * V * K) + launch.padded(4 * count), device)
+        states = room.piece((spans.walk_count, HV, V, K), torch.float32)
+        totals = room.piece((spans.walk_count, HV), torch.float32)
         _local_states(
-            launch_key,
             (spans.inner_count * programs, 1, 1),
             (k, v, reach, weight, args.values, pool, slots, reads, spans.walks, spans.spans,
              spans.inner, states, totals),
-            (dk, dv, k.stride(0), v.stride(0), pool.stride(0), pool.shape[0], T, G, HV, K, V, BV,
-             CHUNK_TOKENS, dtype, int(args.kind), tma, 3),
+            (dk, dv),
+            (k.stride(0), v.stride(0), pool.stride(0), pool.shape[0], T),
+            (G, HV, K, V, BV, CHUNK_TOKENS, dtype, int(args.kind), tma, 3),
             num_warps=4,
         )  # fmt: skip
     _scan(
-        launch_key,
         (spans.walk_count * programs, 1, 1),
         (q, k, v, out, reach, weight, args.values, skip, pool, slots, reads, spans.walks,
          spans.spans, states, totals),
-        (dq, dk, dv, do, q.stride(0), k.stride(0), v.stride(0), pool.stride(0), pool.shape[0], T,
-         scale, G, HV, K, KP, V, BV, CHUNK_TOKENS, _TAIL_TOKENS, dtype, int(args.kind),
+        (dq, dk, dv, do),
+        (q.stride(0), k.stride(0), v.stride(0), pool.stride(0), pool.shape[0], T, float(scale)),
+        (G, HV, K, KP, V, BV, CHUNK_TOKENS, _TAIL_TOKENS, dtype, int(args.kind),
          skip is not None, tma, _SHARED_STAGES if many or not tma else 3, split),
         num_warps=4,
     )  # fmt: skip

@@ -145,12 +145,11 @@ def recurrent_step(
     args = gate_arguments(gate)
     given = (q, k, v, pool, slots, accepted, skip, out, args.values, args.a_log, args.dt_bias)
     key = _PASSED.key(*given, also=(args.kind, args.softplus))
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         check_id_layout(v.device, slots, accepted, "accepted")
         B, D = decode_sizes(slots)
         _check(q, k, v, args, pool, skip, out, B * D)
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
     G, K = q.shape[1:]
     HV, V = v.shape[1:]
@@ -161,12 +160,12 @@ def recurrent_step(
     if B * HV * V <= 1 << 17:
         BV = min(BV, 4)
     _launch(
-        (number,),
         (B * HV * (V // BV), 1, 1),
         (q, k, v, args.values, args.a_log, args.dt_bias, skip, out, pool, slots, accepted),
-        (pool.stride(0), pool.shape[0], q.stride(0), k.stride(0), v.stride(0), scale, G, HV, K, KP,
-         V, BV, D, int(args.kind), args.dt_bias is not None, args.softplus, skip is not None,
-         accepted is not None),
+        (),
+        (pool.stride(0), pool.shape[0], q.stride(0), k.stride(0), v.stride(0), float(scale)),
+        (G, HV, K, KP, V, BV, D, int(args.kind), args.dt_bias is not None, args.softplus,
+         skip is not None, accepted is not None),
         num_warps=1,
     )  # fmt: skip
     return out

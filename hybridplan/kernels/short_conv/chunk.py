@@ -211,11 +211,10 @@ def chunk_prefill(
     """
     device = x.device
     key = _PASSED.key(x, weight, bias, pool, slots, read_slots, out, also=activation)
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         check_inputs(x, weight, bias, pool, out)
         check_id_layout(device, slots, read_slots)
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     T, C = x.shape
     W = weight.shape[1]
     lengths = (T,) if cu_seqlens is None else sequence_lengths(cu_seqlens, T)
@@ -227,14 +226,12 @@ def chunk_prefill(
     spans = spans_of(chunk_index(lengths, CHUNK_TOKENS, device, stops), stops)
     blocks = index.chunk_count + (N if 0 in lengths else 0)
     reads = slots if read_slots is None else read_slots
-    # the count of chunks is an argument, and Triton specialises on what it is a multiple of
     _launch(
-        (number, index.chunk_count == 1, index.chunk_count % 16 == 0),
         (-(-C // CHANNELS) * blocks, 1, 1),
         (x, weight, bias, out, pool, slots, reads, index.chunks, spans.walks, spans.spans),
-        (pool.shape[0], x.stride(0), pool.stride(0), index.chunk_count, C, W,
-         launch.next_power_of_2(W - 1), CHANNELS, bias is not None,
-         activation),
+        (),
+        (pool.shape[0], x.stride(0), pool.stride(0), index.chunk_count, C),
+        (W, launch.next_power_of_2(W - 1), CHANNELS, bias is not None, activation),
         num_warps=WARPS,
     )  # fmt: skip
     return out

@@ -98,25 +98,25 @@ def recurrent_step(
     is raised: as :func:`hybridplan.kernels.scalar_decay.recurrent.recurrent_step`, of windows.
     """
     key = _PASSED.key(x, weight, bias, pool, slots, accepted, out, also=activation)
-    number = _PASSED.number(key)
-    if number is None:
+    if not _PASSED.has(key):
         check_id_layout(x.device, slots, accepted, "accepted")
         B, D = decode_sizes(slots)
         check_inputs(x, weight, bias, pool, out)
         checks.require(x.shape[0] == B * D, f"x has {x.shape[0]} rows, slots ask for {B} x {D}")
         checks.require(D <= MOST_TOKENS, f"slots has {D} columns, needed at most {MOST_TOKENS}")
-        number = _PASSED.add(key)
+        _PASSED.add(key)
     B, D = check_decode_slots(slots, accepted, pool.shape[0], trust_ids)
     C, W = weight.shape
     if out is None:
         out = torch.empty((B * D, C), dtype=x.dtype, device=x.device)
     BC = 256
     _launch(
-        (number,),
         (-(-C // BC) * B, 1, 1),
         (x, weight, bias, out, pool, slots, accepted),
-        (pool.shape[0], x.stride(0), pool.stride(0), C, W, D, launch.next_power_of_2(W - 1 + D), BC,
-         bias is not None, activation, accepted is not None),
+        (),
+        (pool.shape[0], x.stride(0), pool.stride(0), C),
+        (W, D, launch.next_power_of_2(W - 1 + D), BC, bias is not None, activation,
+         accepted is not None),
         num_warps=2,
     )  # fmt: skip
     return out

@@ -118,11 +118,11 @@ class StateCopier:
         count = self._pieces.shape[0]
         word = {1: tl.int8, 2: tl.int16}.get(self._word_bytes, tl.int32)
         _launch(
-            (self.device, self._word_bytes, count, self.source_slots, self.target_slots),
             (shape[0] * count, 1, 1),
             (self._pieces, source_slots, target_slots),
-            (self.source_slots, self.target_slots, count, word, max(1, self._word_bytes // 4),
-             PIECE_BYTES // min(self._word_bytes, 4)),
+            (),
+            (self.source_slots, self.target_slots, count),
+            (word, max(1, self._word_bytes // 4), PIECE_BYTES // min(self._word_bytes, 4)),
             num_warps=WARPS,
         )  # fmt: skip
 
