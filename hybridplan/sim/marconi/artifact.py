@@ -24,21 +24,71 @@ Deviation 11 is in `vllm_plus`, 12 in `replay`.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 from hybridplan.sim.marconi.costs import ModelCosts
-from hybridplan.sim.marconi.score import lowest, reciprocal_age
 from hybridplan.sim.marconi.tree import Node, RadixTree
-from hybridplan.sim.sequence import TokenSequence
+from hybridplan.sim.marconi.victims import Victims, reciprocal_age
+from hybridplan.sim.sequence import TokenSequence, common_tokens
 
 
-@dataclass(frozen=True, slots=True)
 class Walk:
-    """``reusable_tokens`` end at a node; ``matched_tokens`` go on into an edge."""
+    """How far the edges of a tree follow a sequence.
 
-    last: Node
-    reusable_tokens: int
-    matched_tokens: int
+    ``last`` is the last node on whose edge every token matched, the node of a hit;
+    ``reusable_tokens`` are those of such edges. ``matched_tokens`` go on into edges that matched in
+    part, the first of which is ``fork``, left at ``fork_tokens``. Below a fork the lookup is astray
+    (deviation 7). ``ended`` tells that no edge goes on, however long the sequence.
+    """
+
+    __slots__ = (
+        "ended",
+        "fork",
+        "fork_tokens",
+        "last",
+        "matched_tokens",
+        "node",
+        "reusable_tokens",
+        "sequence",
+    )
+
+    def __init__(self, sequence: TokenSequence, root: Node) -> None:
+        self.sequence = sequence
+        self.last = self.node = root
+        self.fork: Node | None = None
+        self.reusable_tokens = self.matched_tokens = self.fork_tokens = 0
+        self.ended = False
+
+    @property
+    def astray(self) -> bool:
+        return self.last.end != self.reusable_tokens
+
+    def follow(self, root: Node, end: int, stray: bool = True) -> None:
+        """Walk on through the first ``end`` tokens; not fewer than before, in the same tree."""
+        if self.ended:
+            return
+        if self.fork is not None:
+            # What stopped there may have been the end of the tokens: compare that edge again.
+            if self.astray:
+                self.last, self.reusable_tokens = root, 0
+            self.node, self.matched_tokens, self.fork = self.last, self.last.end, None
+        sequence, node, position = self.sequence, self.node, self.matched_tokens
+        while position < end:
+            child = node.children.get(sequence.key(position, 1))
+            if child is None:
+                self.ended = True
+                break
+            start, edge_end = child.start, child.end
+            shared = common_tokens(child.sequence, start, edge_end, sequence, position, end)
+            position += shared
+            node = child
+            if shared == edge_end - start:
+                self.reusable_tokens += shared
+                self.last = child
+            elif self.fork is None:
+                self.fork, self.fork_tokens = child, position
+                if not stray or sequence.unit_tokens > 1:
+                    break
+        self.node, self.matched_tokens = node, position
 
 
 class ArtifactCache:
@@ -59,8 +109,8 @@ class ArtifactCache:
         self.capacity_bytes = capacity_bytes
         self.alpha = alpha
         self.lru_leaves = lru_leaves
-        self.tree = RadixTree(None if lru_leaves else self._efficiency)
-        self._looked_up = TokenSequence(b"", 1, 0), self.tree.root
+        self._hold(RadixTree())
+        self._walk: Walk | None = None
         self.evictions = self.refused = self.matched_tokens = 0
         self._now = 0
 
@@ -84,79 +134,67 @@ class ArtifactCache:
 
     def lookup(self, sequence: TokenSequence, prompt_tokens: int) -> int:
         """Hit tokens of a prompt, which may be all of it."""
-        found = self._match(sequence, prompt_tokens, self.tree.root)
-        self._looked_up = sequence, self._certain(found)
-        self.tree.note_hit(found.last)
-        self.matched_tokens = found.matched_tokens
-        return found.reusable_tokens
+        walk = self._walk = Walk(sequence, self.tree.root)
+        self._match(walk, prompt_tokens)
+        self.tree.note_hit(walk.last)
+        self.matched_tokens = walk.matched_tokens
+        return walk.reusable_tokens
 
     def insert(self, sequence: TokenSequence) -> None:
         """Put prompt and output into the tree: a state at the end, one at a split."""
         self._now += 1
         end = sequence.length_tokens
-        known, start = self._looked_up
-        found = self._match(sequence, end, start if known is sequence else self.tree.root)
-        branches = found.matched_tokens > found.reusable_tokens
-        needed = self.costs.prefix_bytes(end - found.matched_tokens, 2 if branches else 1)
+        walk, self._walk = self._walk, None
+        if walk is None or walk.sequence is not sequence:
+            walk = Walk(sequence, self.tree.root)
+        self._match(walk, end)
+        branches = walk.matched_tokens > walk.reusable_tokens
+        needed = self.costs.prefix_bytes(end - walk.matched_tokens, 2 if branches else 1)
         over = self.bytes + needed - self.capacity_bytes
-        start = self._certain(found)
         if over > 0:
             self._evict(over)
-            start = self.tree.root
-        self._insert(sequence, end, start)
-        self._looked_up = sequence, self.tree.root
+        self._insert(walk, end)
 
-    def _certain(self, found: Walk) -> Node:
-        """Where a walk of the same sequence may begin as long as the tree stays as it is: the
-        last node it fully matched, unless it went astray or has to touch the way there."""
-        astray = found.last.end != found.reusable_tokens
-        return self.tree.root if astray or self.lru_leaves else found.last
+    def clone(self, alpha: float) -> ArtifactCache:
+        """This cache as it stands, under another alpha."""
+        twin = ArtifactCache(self.costs, self.capacity_bytes, alpha, self.lru_leaves)
+        twin._hold(self.tree.clone())
+        twin._now = self._now
+        return twin
 
-    def _match(self, sequence: TokenSequence, end: int, start: Node) -> Walk:
+    def _hold(self, tree: RadixTree) -> None:
+        self.tree = tree
+        self.victims = Victims(tree, self._efficiency, reciprocal_age)
+
+    def _match(self, walk: Walk, end: int) -> None:
         self._now += 1
-        tree = self.tree
-        node = last = start
-        position = reusable = start.end
-        aligned = True
-        while True:
-            if self.lru_leaves:
-                node.access = self._now
-            if position >= end or not (aligned or sequence.unit_tokens == 1):
-                break
-            child = tree.child(node, sequence, position)
-            if child is None:
-                break
-            shared = tree.shared(child, sequence, position, end)
-            position += shared
-            if shared == child.tokens:
-                reusable += shared
-                last = child
-            else:
-                aligned = False
-            node = child
-        if not self.lru_leaves and last is not tree.root:
-            last.access = self._now
-        return Walk(last, reusable, position)
+        walk.follow(self.tree.root, end)
+        if self.lru_leaves:
+            self._touch_path(walk.node)
+        elif walk.last is not self.tree.root:
+            self.tree.touch(walk.last, self._now)
 
-    def _insert(self, sequence: TokenSequence, end: int, start: Node) -> None:
+    def _touch_path(self, node: Node | None) -> None:
+        while node is not None:
+            node.access = self._now
+            node = node.parent
+
+    def _insert(self, walk: Walk, end: int) -> None:
         tree = self.tree
-        node, position = start, start.end
-        while True:
-            if self.lru_leaves:
-                node.access = self._now
-            if position == end:
-                return
-            child = tree.child(node, sequence, position)
-            if child is None:
-                tree.add_leaf(node, sequence, end, self._now)
-                return
-            position += tree.shared(child, sequence, position, end)
-            if position < child.end:
-                node = tree.split(child, position, self._now)
-            elif position == end:
-                return
-            else:
-                node = child
+        node, fork = walk.last, walk.fork
+        # Evicting may have taken a part of the way, and a lookup gone astray took a wrong one.
+        gone = node.parent is None and node is not tree.root
+        moved = fork is not None and (fork.parent is not node or fork.start != node.end)
+        if gone or moved:
+            walk = Walk(walk.sequence, tree.root)
+            walk.follow(tree.root, end, stray=False)
+            node, fork = walk.last, walk.fork
+        if self.lru_leaves:
+            self._touch_path(node if node.end < end else node.parent)
+        if fork is not None:
+            node = tree.split(fork, walk.fork_tokens, self._now)
+        if node.end < end:
+            tree.add_leaf(node, walk.sequence, end, self._now)
 
     def _evict(self, over: int) -> None:
         self._now += 1
@@ -181,12 +219,14 @@ class ArtifactCache:
             tree.delete_leaf(leaf)
             if not parent.children:
                 heapq.heappush(heap, parent)
+        tree.changed.clear()
 
     def _evict_lowest(self, over: int) -> None:
         tree, freed = self.tree, 0
-        while freed < over and tree.candidates:
-            nodes = list(tree.candidates)
-            tied = lowest(nodes, self._now, self.alpha, reciprocal_age)
+        while freed < over:
+            tied = self.victims.lowest(self._now, self.alpha)
+            if not tied:
+                return
             victim = tree.first_in_preorder(tied)
             if victim.children:
                 freed += self.costs.state_bytes

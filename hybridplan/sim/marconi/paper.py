@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridplan.sim.marconi.costs import ModelCosts
-from hybridplan.sim.marconi.score import last_access, lowest
 from hybridplan.sim.marconi.tree import Node, RadixTree
 from hybridplan.sim.marconi.tuning import GRID, Served
-from hybridplan.sim.sequence import TokenSequence
+from hybridplan.sim.marconi.victims import Victims, last_access
+from hybridplan.sim.sequence import TokenSequence, common_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class PaperCache:
         self.capacity_bytes = capacity_bytes
         self.alpha = alpha
         self.chunk_tokens = chunk_tokens
-        self.tree = RadixTree(self._efficiency)
+        self._hold(RadixTree())
         self.evictions = self.refused = self.matched_tokens = 0
         self._now = 0
 
@@ -78,7 +78,7 @@ class PaperCache:
         prompt = self._walk(sequence, prompt_tokens)
         hit = prompt.hit_node
         hit_tokens = hit.end
-        hit.access = self._now
+        self.tree.touch(hit, self._now)
         self.tree.note_hit(hit)
         self.matched_tokens = prompt.matched_tokens
         branch = self._branch(prompt)
@@ -99,18 +99,22 @@ class PaperCache:
     def clone(self, alpha: float) -> PaperCache:
         """This cache as it stands, under another alpha."""
         twin = PaperCache(self.costs, self.capacity_bytes, alpha, self.chunk_tokens)
-        twin.tree = self.tree.clone()
+        twin._hold(self.tree.clone())
         twin._now = self._now
         return twin
 
+    def _hold(self, tree: RadixTree) -> None:
+        self.tree = tree
+        self.victims = Victims(tree, self._efficiency, last_access)
+
     def _walk(self, sequence: TokenSequence, end: int) -> Walk:
-        tree = self.tree
-        node = hit = tree.root
+        node = hit = self.tree.root
         while node.end < end:
-            child = tree.child(node, sequence, node.end)
+            child = node.children.get(sequence.key(node.end, 1))
             if child is None:
                 break
-            upto = child.start + tree.shared(child, sequence, child.start, end)
+            start = child.start
+            upto = start + common_tokens(child.sequence, start, child.end, sequence, start, end)
             if upto < child.end:
                 return Walk(node, hit, upto, child)
             node = child
@@ -155,10 +159,9 @@ class PaperCache:
             return True
         self.evictions += 1
         while self.bytes + needed_bytes > self.capacity_bytes:
-            nodes = [node for node in tree.candidates if node not in in_use]
-            if not nodes:
+            tied = self.victims.lowest(self._now, self.alpha, in_use)
+            if not tied:
                 return False
-            tied = lowest(nodes, self._now, self.alpha, last_access)
             self._evict(tree.first_in_preorder(tied))
         return True
 

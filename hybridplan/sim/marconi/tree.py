@@ -5,39 +5,55 @@ Children keep the order in which they came, as that order settles ties between v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from hybridplan.sim.sequence import TokenSequence, common_tokens
+from hybridplan.sim.sequence import TokenSequence
 
 
 class Node:
-    """KV of ``sequence[start:end]``; ``access`` is the tree's clock at its last use, ``used`` tells
-    that its state has served a hit."""
+    """KV of ``sequence[start:end]``, which hangs under ``key`` at its parent.
+
+    ``access`` is the tree's clock at its last use, ``used`` tells that its state has served a hit.
+    ``serial`` is its own in its tree; the values it is filed under are those of `victims`.
+    """
 
     __slots__ = (
         "access",
         "children",
-        "efficiency",
         "end",
+        "filed_access",
+        "filed_efficiency",
         "has_state",
+        "key",
         "parent",
         "sequence",
+        "serial",
         "start",
         "used",
     )
 
     def __init__(
-        self, sequence: TokenSequence, start: int, end: int, parent: Node | None, access: int
+        self,
+        sequence: TokenSequence,
+        start: int,
+        end: int,
+        parent: Node | None,
+        key: bytes,
+        access: int,
+        serial: int,
     ) -> None:
         self.sequence = sequence
         self.start = start
         self.end = end
         self.parent = parent
+        self.key = key
         self.children: dict[bytes, Node] = {}
         self.access = access
+        self.serial = serial
         self.has_state = True
         self.used = False
-        self.efficiency = 0.0
+        self.filed_access: int | None = None
+        self.filed_efficiency: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -48,54 +64,46 @@ class Node:
 
 
 class RadixTree:
-    """Nodes, their number and bytes, and the nodes that may be evicted.
+    """Nodes, their number and bytes.
 
     ``states_kept`` counts every state ever put in, ``states_hit`` those that served at least one
-    hit. ``candidates`` are the nodes with at most one child. ``efficiency`` gives a node's FLOPs
-    per byte; it is asked again whenever a node's edge changes.
+    hit. ``changed`` are the nodes whose edge, children or time changed, and nodes that went, since
+    whoever reads it last cleared it.
     """
 
-    def __init__(self, efficiency: Callable[[Node], float] | None = None) -> None:
-        self.root = Node(TokenSequence(b"", 1, 0), 0, 0, None, 0)
+    def __init__(self) -> None:
+        self.root = Node(TokenSequence(b"", 1, 0), 0, 0, None, b"", 0, 0)
         self.root.has_state = False
         self.states = self.states_kept = self.states_hit = 0
         self.kv_tokens = 0
-        self.candidates: dict[Node, None] = {}
-        self.efficiency = efficiency
+        self.changed: set[Node] = set()
+        self._serials = 0
 
-    def child(self, node: Node, sequence: TokenSequence, position: int) -> Node | None:
-        """The child of ``node`` whose edge begins with the token at ``position``."""
-        return node.children.get(sequence.key(position, 1))
-
-    def shared(self, child: Node, sequence: TokenSequence, position: int, end: int) -> int:
-        """Tokens of ``child``'s edge that ``sequence[position:end]`` runs along."""
-        return common_tokens(child.sequence, child.start, child.end, sequence, position, end)
+    def touch(self, node: Node, now: int) -> None:
+        """Note a use."""
+        node.access = now
+        self.changed.add(node)
 
     def add_leaf(self, parent: Node, sequence: TokenSequence, end: int, access: int) -> Node:
         """KV of ``sequence[parent.end:end]`` and the state at its end."""
-        leaf = Node(sequence, parent.end, end, parent, access)
-        parent.children[sequence.key(parent.end, 1)] = leaf
+        start = parent.end
+        leaf = self._hang(parent, sequence, start, end, sequence.key(start, 1), access)
         self._count_state()
-        self.kv_tokens += leaf.tokens
-        self._renew(leaf)
-        self._review(leaf)
-        self._review(parent)
+        self.kv_tokens += end - start
+        self.changed.add(parent)
         return leaf
 
     def split(self, child: Node, at: int, access: int, has_state: bool = True) -> Node:
         """Cut ``child``'s edge; the new upper node takes its place among its siblings."""
         parent = child.parent
         assert parent is not None
-        upper = Node(child.sequence, child.start, at, parent, access)
+        upper = self._hang(parent, child.sequence, child.start, at, child.key, access)
         upper.has_state = has_state
         if has_state:
             self._count_state()
-        parent.children[child.sequence.key(child.start, 1)] = upper
-        child.start, child.parent = at, upper
-        upper.children[child.sequence.key(at, 1)] = child
-        self._renew(upper)
-        self._renew(child)
-        self._review(upper)
+        child.start, child.parent, child.key = at, upper, child.sequence.key(at, 1)
+        upper.children[child.key] = child
+        self.changed.add(child)
         return upper
 
     def give_state(self, node: Node) -> None:
@@ -105,7 +113,7 @@ class RadixTree:
 
     def note_hit(self, node: Node) -> None:
         """The state of ``node`` served a request."""
-        if node is not self.root and not node.used:
+        if not node.used and node is not self.root:
             node.used = True
             self.states_hit += 1
 
@@ -115,11 +123,11 @@ class RadixTree:
         assert parent is not None
         assert not leaf.children
         self.states -= leaf.has_state
-        self.kv_tokens -= leaf.tokens
-        del parent.children[leaf.sequence.key(leaf.start, 1)]
+        self.kv_tokens -= leaf.end - leaf.start
+        del parent.children[leaf.key]
         leaf.parent = None
-        self.candidates.pop(leaf, None)
-        self._review(parent)
+        self.changed.add(leaf)
+        self.changed.add(parent)
 
     def absorb(self, node: Node) -> Node:
         """Drop a one-child node's state; its child takes over the KV of its edge."""
@@ -127,27 +135,28 @@ class RadixTree:
         (child,) = node.children.values()
         assert parent is not None
         self.states -= node.has_state
-        parent.children[child.sequence.key(node.start, 1)] = child
-        child.start, child.parent = node.start, parent
+        parent.children[node.key] = child
+        child.start, child.parent, child.key = node.start, parent, node.key
         child.access = max(child.access, node.access)
         node.parent = None
-        self.candidates.pop(node, None)
-        self._renew(child)
+        self.changed.add(node)
+        self.changed.add(child)
         return child
 
     def clone(self) -> RadixTree:
         """The same tree again, sharing only the sequences."""
-        twin = RadixTree(self.efficiency)
+        twin = RadixTree()
         twin.states, twin.kv_tokens = self.states, self.kv_tokens
+        twin.root.access = self.root.access
         twin_of = {self.root: twin.root}
         for node in self.preorder():
             parent = node.parent
             assert parent is not None
-            copy = Node(node.sequence, node.start, node.end, twin_of[parent], node.access)
-            copy.has_state, copy.efficiency = node.has_state, node.efficiency
-            twin_of[parent].children[node.sequence.key(node.start, 1)] = copy
+            copy = twin._hang(
+                twin_of[parent], node.sequence, node.start, node.end, node.key, node.access
+            )
+            copy.has_state = node.has_state
             twin_of[node] = copy
-        twin.candidates = {twin_of[node]: None for node in self.candidates}
         return twin
 
     def preorder(self) -> Iterator[Node]:
@@ -178,18 +187,16 @@ class RadixTree:
             node = node.parent
         return ranks[::-1]
 
+    def _hang(
+        self, parent: Node, sequence: TokenSequence, start: int, end: int, key: bytes, access: int
+    ) -> Node:
+        """A new node; whatever hung under its key gives way."""
+        self._serials += 1
+        node = Node(sequence, start, end, parent, key, access, self._serials)
+        parent.children[key] = node
+        self.changed.add(node)
+        return node
+
     def _count_state(self) -> None:
         self.states += 1
         self.states_kept += 1
-
-    def _renew(self, node: Node) -> None:
-        if self.efficiency is not None:
-            node.efficiency = self.efficiency(node)
-
-    def _review(self, node: Node) -> None:
-        if node is self.root:
-            return
-        if len(node.children) <= 1:
-            self.candidates[node] = None
-        else:
-            self.candidates.pop(node, None)
