@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
-from collections.abc import Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,8 +186,6 @@ def forward(model: Model, ids: Tensor, cache: Any, *, last: bool = False) -> Ten
 
 
 def _takes(module: Any, name: str) -> bool:
-    import inspect
-
     return name in inspect.signature(module.forward).parameters
 
 
@@ -226,11 +227,48 @@ def _tensors(layer: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
-    """fp32 products and convolutions without tf32."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+def replaced(home: Any, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Give a module these functions inside the block."""
+    before = {name: getattr(home, name) for name in functions}
+    for name, function in functions.items():
+        setattr(home, name, function)
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        for name, function in before.items():
+            setattr(home, name, function)
+
+
+@contextmanager
+def own_functions(module: Any) -> Iterator[None]:
+    """Run ``module`` with the torch functions written beside its class.
+
+    Where fla or causal-conv1d is installed, transformers wraps these functions and calls that
+    package instead, whose products are not fp32 and whose first call tunes itself for a minute.
+    """
+    home = sys.modules[type(module).__module__]
+    wrapped = {name: f for name, f in vars(home).items() if inspect.isfunction(f)}
+    plain = {name: inspect.unwrap(f) for name, f in wrapped.items() if hasattr(f, "__wrapped__")}
+    with replaced(home, {n: f for n, f in plain.items() if f.__module__ == home.__name__}):
+        yield
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """fp32 products and convolutions without tf32."""
+    before = _allow_tf32(False, False)
+    try:
+        yield
+    finally:
+        _allow_tf32(*before)
+
+
+def _allow_tf32(convolutions: bool, products: bool) -> tuple[bool, bool]:
+    """Set both and return what they were."""
+    with warnings.catch_warnings():
+        # torch 2.9 on says that these switches have newer names; older releases have no others
+        warnings.simplefilter("ignore", UserWarning)
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        before = cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.allow_tf32, matmul.allow_tf32 = convolutions, products
+    return before

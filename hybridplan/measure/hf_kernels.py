@@ -21,6 +21,7 @@ from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.gated_delta import chunk, recurrent
 from hybridplan.kernels.short_conv import chunk as conv_chunk
 from hybridplan.kernels.short_conv import recurrent as conv_recurrent
+from hybridplan.measure.hf import replaced
 
 _NAMES = (
     "torch_chunk_gated_delta_rule",
@@ -145,11 +146,5 @@ def swapped(module: Any, swap: Swap) -> Iterator[Swap]:
             "place"
         )
     ours: tuple[Callable[..., Any], ...] = (swap.delta, swap.delta, swap.conv, swap.conv_update)
-    before = [getattr(home, name) for name in _NAMES]
-    for name, function in zip(_NAMES, ours, strict=True):
-        setattr(home, name, function)
-    try:
+    with replaced(home, dict(zip(_NAMES, ours, strict=True))):
         yield swap
-    finally:
-        for name, function in zip(_NAMES, before, strict=True):
-            setattr(home, name, function)

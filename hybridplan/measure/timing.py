@@ -26,11 +26,15 @@ class Timer:
     def __init__(self, torch: Any, device: Any, l2_bytes: int, budget_s: float = 0.012) -> None:
         self._torch = torch
         self._device = device
+        self._side: Any = None
         self.l2_bytes = l2_bytes
         self.budget_s = budget_s
 
-    def sets(self, bytes_per_set: int, most: int = 16) -> int:
-        """Input sets to rotate so that L2 holds none of them when its turn comes."""
+    def sets(self, bytes_per_set: int, most: int = 256) -> int:
+        """Input sets to rotate so that L2 holds none of them when its turn comes.
+
+        ``bytes_per_set`` counts each address once, also where it is read and written.
+        """
         if bytes_per_set > 3 * self.l2_bytes:
             return 1
         return max(2, min(most, math.ceil(4 * self.l2_bytes / max(1, bytes_per_set))))
@@ -38,17 +42,21 @@ class Timer:
     def graph(self, calls: Sequence[Call]) -> Timing:
         """One call's share of a graph of all ``calls`` in turn, replayed in two rounds."""
         torch = self._torch
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for call in calls:
-                call()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        torch.cuda.synchronize(self._device)
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device)
+        side, current = self._side, torch.cuda.current_stream(self._device)
+        side.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # one stream for all warm-ups and captures: its cuBLAS workspace is then no part of a graph,
+        # and leaving the block brings the current stream back even where a capture fails
+        with torch.cuda.stream(side):
             for call in calls:
                 call()
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, stream=side):
+                for call in calls:
+                    call()
+        current.wait_stream(side)
         timing = self._rounds(graph.replay, len(calls))
         del graph
         return timing

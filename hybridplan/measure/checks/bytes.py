@@ -21,10 +21,11 @@ def run(context: Context) -> list[Check]:
 
 
 def allocated_bytes(device: torch.device) -> int | None:
-    """Bytes that live tensors asked for, where torch counts them."""
+    """Bytes that live tensors asked for, where torch counts them (not with cudaMallocAsync)."""
     if device.type != "cuda":
         return None
-    return int(torch.cuda.memory_stats(device)["requested_bytes.all.current"])
+    count = torch.cuda.memory_stats(device).get("requested_bytes.all.current")
+    return int(count) if count else None
 
 
 def _planned(context: Context) -> list[Check]:

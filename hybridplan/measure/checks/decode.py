@@ -42,8 +42,7 @@ def run(context: Context) -> list[Check]:
 def linear_step(context: Context, layer: LinearLayer, batch: int) -> Timing:
     """Time of one decode step of a recurrent layer for ``batch`` requests, states rotated."""
     timer = context.timed()
-    size = batch * layer.state_elements * 4
-    sets = timer.sets(2 * size)
+    sets = timer.sets(batch * layer.state_elements * 4)
     pool = layer.pool(batch * sets, context.device)
     calls = []
     for n in range(sets):

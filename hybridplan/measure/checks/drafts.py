@@ -100,7 +100,7 @@ def _time(context: Context, layer: LinearLayer, D: int) -> list[Check]:
     batch = context.pick(64, 64, 2)
     state = batch * layer.state_elements * 4
     device = context.device
-    sets = timer.sets((1 + D) * state, most=4)
+    sets = timer.sets(D * state, most=4)
     pool = layer.pool(batch * D * sets, device)
     calls = []
     for n in range(sets):

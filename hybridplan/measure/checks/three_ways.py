@@ -23,7 +23,7 @@ def run(context: Context) -> list[Check]:
     half = context.pick(32, 32, 5)
     steps = context.pick(64, 32, 6)
     ids = model.tokens(2 * half)
-    with hf.exact_products():
+    with hf.exact_products(), hf.own_functions(model.module):
         whole = _segments(model, ids, [2 * half])
         by_one = _segments(model, ids, [half] + [1] * half)
         third = 2 * half // 3
