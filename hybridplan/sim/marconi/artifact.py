@@ -109,6 +109,7 @@ class ArtifactCache:
         self.capacity_bytes = capacity_bytes
         self.alpha = alpha
         self.lru_leaves = lru_leaves
+        self._saved = _saved_flops(costs)
         self._hold(RadixTree())
         self._walk: Walk | None = None
         self.evictions = self.refused = self.matched_tokens = 0
@@ -236,11 +237,22 @@ class ArtifactCache:
                 tree.delete_leaf(victim)
 
     def _efficiency(self, node: Node) -> float:
-        costs, end, start = self.costs, node.end, node.start
-        attention_before = costs.attention_layer_flops(start)
-        saved = (
-            node.tokens * costs.state_flops
-            + costs.attention_layers * (costs.attention_layer_flops(end) - attention_before)
-            + costs.mlp_layers * (end * costs.mlp_layer_flops - attention_before)
-        )
-        return saved / costs.prefix_bytes(end)
+        end, start = node.end, node.start
+        end_linear, end_square, start_linear, start_square = self._saved
+        saved = (end_linear + end_square * end) * end - (
+            start_linear + start_square * start
+        ) * start
+        return saved / self.costs.prefix_bytes(end)
+
+
+def _saved_flops(costs: ModelCosts) -> tuple[int, int, int, int]:
+    """Coefficients of a node's saved FLOPs in its end, end², start and start² (deviation 4)."""
+    attention, subtracting = costs.attention_layers, costs.attention_layers + costs.mlp_layers
+    return (
+        costs.state_flops
+        + attention * costs.attention_linear_flops
+        + costs.mlp_layers * costs.mlp_layer_flops,
+        attention * costs.attention_square_flops,
+        costs.state_flops + subtracting * costs.attention_linear_flops,
+        subtracting * costs.attention_square_flops,
+    )

@@ -47,8 +47,9 @@ class ArtifactMarconi:
         if self.bootstrap_window is None or self._requests <= self.bootstrap_window:
             self._history.append((sequence, prompt_tokens))
         if self._requests == self.bootstrap_window:
+            before_eviction = (self.requests_before_first_eviction or 1) - 1
             self.cache.alpha = best_alpha(
-                self._history, self.cache.costs, self.cache.capacity_bytes
+                self._history, before_eviction, self.cache.costs, self.cache.capacity_bytes
             )
             self._history.clear()
         self.cache.insert(sequence)
@@ -58,14 +59,19 @@ class ArtifactMarconi:
         return hit_tokens
 
 
-def best_alpha(history: Sequence[Served], costs: ModelCosts, capacity_bytes: int) -> float:
-    """The alpha of the grid that saves the most FLOPs in a replay of the window."""
-    return max(GRID, key=lambda alpha: _flops_saved(history, costs, capacity_bytes, alpha))
+def best_alpha(
+    history: Sequence[Served], before_eviction: int, costs: ModelCosts, capacity_bytes: int
+) -> float:
+    """The alpha of the grid that saves the most FLOPs in a replay of the window.
 
+    Its first ``before_eviction`` requests evict nothing, whatever alpha is: they are replayed once.
+    """
+    filled = ArtifactCache(costs, capacity_bytes)
+    first_hits = [filled.serve(*served) for served in history[:before_eviction]]
 
-def _flops_saved(
-    history: Sequence[Served], costs: ModelCosts, capacity_bytes: int, alpha: float
-) -> int:
-    cache = ArtifactCache(costs, capacity_bytes, alpha)
-    hits = [cache.serve(sequence, prompt_tokens) for sequence, prompt_tokens in history]
-    return sum(costs.prefill_flops(hit) for hit in hits[-_LAST_REQUESTS:])
+    def flops_saved(alpha: float) -> int:
+        cache = filled.clone(alpha)
+        hits = first_hits + [cache.serve(*served) for served in history[before_eviction:]]
+        return sum(costs.prefill_flops(hit) for hit in hits[-_LAST_REQUESTS:])
+
+    return max(GRID, key=flops_saved)

@@ -10,7 +10,7 @@ efficiencies may stop at the first node whose efficiency alone outweighs the bes
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import TypeVar
 
 from hybridplan.sim.marconi.tree import Node, RadixTree
@@ -66,20 +66,17 @@ class Victims:
         """The nodes with the lowest score but for those ``spared``, in no order: more than one
         where they tie, none if there are none to choose from."""
         self.settle()
-        oldest = _first(self.by_access, spared)
-        if oldest is None:
+        accesses = _ends(self.by_access, spared)
+        efficiencies = _ends(self.by_efficiency, spared)
+        if accesses is None or efficiencies is None:
             return []
+        oldest, newest = accesses
+        least, most = efficiencies
         if alpha == 0:
             # Normalising keeps the order, and recency grows with the last access.
             start = bisect_left(self.by_access, (oldest,))
             end = bisect_left(self.by_access, (oldest + 1,))
             return [node for _, _, node in self.by_access[start:end] if node not in spared]
-        newest = _first(reversed(self.by_access), spared)
-        least = _first(self.by_efficiency, spared)
-        most = _first(reversed(self.by_efficiency), spared)
-        assert newest is not None
-        assert least is not None
-        assert most is not None
         recency = self.recency
         low_recency = recency(oldest, now)
         recency_span = recency(newest, now) - low_recency
@@ -101,11 +98,13 @@ class Victims:
         return tied
 
 
-def _first(order: Iterable[tuple[_Value, int, Node]], spared: Set[Node | None]) -> _Value | None:
-    for value, _, node in order:
-        if node not in spared:
-            return value
-    return None
+def _ends(
+    order: Sequence[tuple[_Value, int, Node]], spared: Set[Node | None]
+) -> tuple[_Value, _Value] | None:
+    """The least and the greatest value of those not spared."""
+    if spared:
+        order = [entry for entry in order if entry[2] not in spared]
+    return (order[0][0], order[-1][0]) if order else None
 
 
 def _move(
