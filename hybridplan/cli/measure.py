@@ -100,7 +100,7 @@ def _measure(
     with _progress() as say:
         result = run(ask, say)
     if save is not None and result.calibration is not None:
-        from hybridplan.measure.calibration import save as write
+        from hybridplan.ledger.calibration import save as write
 
         write(result.calibration, save)
     if plot is not None:

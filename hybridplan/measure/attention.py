@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hybridplan.config.spec import Attention, LatentAttention, ModelSpec
+from hybridplan.config.spec import Attention, Mixer, ModelSpec
+from hybridplan.ledger.work.shapes import AttentionShape, attention_shape
 
 
-@dataclass(frozen=True)
-class AttentionLayer:
+class AttentionLayer(AttentionShape):
     """Grouped-query attention, or MLA over its latent (``rope`` channels beside ``D``)."""
-
-    HQ: int
-    HKV: int
-    D: int
-    V: int
-    rope: int = 0
-    latent: bool = False
-    nope: int = 0
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """bf16 keys and values, or one latent."""
-        width = self.D + self.rope if self.latent else self.HKV * (self.D + self.V)
-        return 2 * width
-
-    def decode_bytes(self, contexts: int, requests: int) -> int:
-        """KV of all contexts together, q read and outputs written."""
-        return contexts * self.kv_bytes_per_token + 2 * requests * self.HQ * (
-            self.D + self.rope + self.V
-        )
-
-    def decode_flop(self, contexts: int) -> float:
-        """Scores and weighted values."""
-        return 2.0 * contexts * self.HQ * (self.D + self.rope + self.V)
-
-    def prefill_flop(self, tokens: int) -> float:
-        """Causal: half of the square."""
-        return 1.0 * tokens * tokens * self.HQ * (self.D + self.rope + self.V)
 
     def caches(self, blocks: int, page_tokens: int, device: Any, dtype: Any) -> tuple[Tensor, ...]:
         """Pools of its own: keys and values, or the latent."""
@@ -86,16 +58,16 @@ class AttentionLayer:
         return reference.gqa_decode_reference(q, caches[0], caches[1], table, contexts, scale=scale)
 
 
-def attention_layer(mixer: object) -> AttentionLayer | None:
+def attention_layer(mixer: Mixer) -> AttentionLayer | None:
     """The layer as our kernels run it; None for a mixer without a kernel here."""
-    if isinstance(mixer, Attention) and mixer.kv_source_layer is None:
-        if max(mixer.key_dim, mixer.value_dim) > 256:
-            return None
-        return AttentionLayer(mixer.heads, mixer.kv_heads, mixer.key_dim, mixer.value_dim)
-    if isinstance(mixer, LatentAttention) and mixer.kv_lora_rank <= 512:
-        rank = mixer.kv_lora_rank
-        return AttentionLayer(mixer.heads, 1, rank, rank, mixer.rope_dim, True, mixer.nope_dim)
-    return None
+    shape = attention_shape(mixer)
+    if shape is None or (shape.latent and shape.D > 512):
+        return None
+    if isinstance(mixer, Attention) and (
+        mixer.kv_source_layer is not None or max(mixer.key_dim, mixer.value_dim) > 256
+    ):
+        return None
+    return AttentionLayer(*astuple(shape))
 
 
 def first_attention(spec: ModelSpec) -> AttentionLayer | None:

@@ -20,8 +20,8 @@ from hybridplan.config.spec import (
     ModelSpec,
     ShortConv,
 )
+from hybridplan.ledger.calibration import Constant
 from hybridplan.measure.attention import AttentionLayer, attention_layer, first_attention
-from hybridplan.measure.calibration import Constant
 from hybridplan.measure.gates import Gates
 from hybridplan.measure.linear import LinearLayer, linear_layer
 from hybridplan.measure.probe import Rates

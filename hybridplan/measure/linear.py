@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hybridplan.config.spec import GatedDeltaNet, KimiDelta, Lightning, Mamba2, Mixer
+from hybridplan.config.spec import Mixer
+from hybridplan.ledger.work.shapes import RecurrentShape, recurrent_shape
 
-CHUNK_TOKENS = 64
 PREFILL_TOLERANCE = 1e-2
 """Relative error of outputs and states of a prefill, whose products take bf16 operands."""
 
@@ -40,62 +40,13 @@ class Inputs:
         return int(self.row.shape[0])
 
 
-@dataclass(frozen=True)
-class LinearLayer:
-    """A recurrent mixer in the kernels' words; state [HV, V, K] per request."""
-
-    kind: str
-    H: int
-    HV: int
-    K: int
-    V: int
-    bounded: bool = False
-
-    @property
-    def channels(self) -> int:
-        """Width of the packed q, k, v row."""
-        return 2 * self.H * self.K + self.HV * self.V
-
-    @property
-    def state_shape(self) -> tuple[int, int, int]:
-        """Of one request."""
-        return (self.HV, self.V, self.K)
-
-    @property
-    def state_elements(self) -> int:
-        """Of one request."""
-        return self.HV * self.V * self.K
+class LinearLayer(RecurrentShape):
+    """A recurrent mixer with its inputs and kernels; state [HV, V, K] per request."""
 
     @property
     def operator(self) -> str:
         """The kernels' folder."""
         return {"gdn": "gated_delta", "kda": "kimi_delta"}.get(self.kind, "scalar_decay")
-
-    @property
-    def delta(self) -> bool:
-        """Whether the update corrects what the state already says of the key."""
-        return self.kind in ("gdn", "kda")
-
-    @property
-    def gate_bytes_per_token(self) -> int:
-        """Bytes of gates and of beta that a token brings, bf16."""
-        per_head = {"gdn": 2, "kda": 1 + self.K, "mamba2": 1}.get(self.kind, 0)
-        return 2 * self.HV * per_head
-
-    def io_bytes(self, tokens: int) -> int:
-        """q, k, v, gates read and outputs written, bf16."""
-        per_token = 2 * (self.channels + self.HV * self.V) + self.gate_bytes_per_token
-        return tokens * per_token
-
-    def prefill_flop(self, tokens: int, chunk_tokens: int = CHUNK_TOKENS) -> float:
-        """Operations of the algorithm by chunks, without causal halving."""
-        C, chunks = chunk_tokens, tokens / chunk_tokens
-        qk = 2.0 * C * C * self.K
-        v = 4.0 * C * self.K * self.V + 2 * C * C * self.V
-        if self.delta:
-            qk += 2 * C * C * self.K
-            v += 2 * C * self.K * self.V + 2 * C * C * self.V + C**3 / 3
-        return chunks * (self.H * qk + self.HV * v)
 
     def pool(self, slots: int, device: Any, dtype: Any = torch.float32) -> Tensor:
         """A pool of its own, filled with states of unit size over sqrt(K)."""
@@ -240,18 +191,8 @@ def _scalar_gate(gates: Mapping[str, Any]) -> Any:
 
 def linear_layer(mixer: Mixer) -> LinearLayer | None:
     """The layer as our kernels run it; None for a mixer without a kernel here."""
-    if isinstance(mixer, GatedDeltaNet):
-        return LinearLayer(
-            "gdn", mixer.key_heads, mixer.value_heads, mixer.key_dim, mixer.value_dim
-        )
-    if isinstance(mixer, KimiDelta):
-        n, d = mixer.heads, mixer.head_dim
-        return LinearLayer("kda", n, n, d, d, mixer.bounded_gate)
-    if isinstance(mixer, Lightning):
-        return LinearLayer("lightning", mixer.heads, mixer.heads, mixer.head_dim, mixer.head_dim)
-    if isinstance(mixer, Mamba2):
-        return LinearLayer("mamba2", mixer.groups, mixer.heads, mixer.state_dim, mixer.head_dim)
-    return None
+    shape = recurrent_shape(mixer)
+    return None if shape is None else LinearLayer(*astuple(shape))
 
 
 def relative_error(x: Tensor, reference: Tensor) -> float:

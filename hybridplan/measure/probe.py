@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hybridplan.measure.calibration import Constant
+from hybridplan.ledger.calibration import Constant
 from hybridplan.measure.timing import Timer
 
 
@@ -51,14 +51,35 @@ class Rates:
         }
 
 
+_RAMP_PASSES = 400
+"""In-place passes over the large buffer before the first time is taken: an idle card's clocks need
+some tens of milliseconds to rise, and this is 0.2 s on the fastest."""
+
+_BUSY_S = 0.8
+
+
+def _large_bytes(free_bytes: int) -> int:
+    return min(1 << 30, free_bytes // 8)
+
+
+def keep_busy(device: Any, rates: Rates, free_bytes: int) -> None:
+    """Queue in-place passes for most of a second and return while they run."""
+    size = _large_bytes(free_bytes)
+    big = torch.ones(size // 4, device=device)
+    for _ in range(int(_BUSY_S / rates.copy_s(2 * size))):
+        big.mul_(1.0)
+
+
 def rates(timer: Timer, device: Any, free_bytes: int) -> Rates:
     """Measure them; takes about a second and at most a quarter of the free memory."""
-    large = min(1 << 30, free_bytes // 8)
+    large = _large_bytes(free_bytes)
     small = 16 << 20
     spreads: dict[str, float] = {}
     big = torch.randn(large // 4, device=device)
     sets = [big[i * (small // 4) : (i + 1) * (small // 4)] for i in range(large // small)]
     one = torch.ones(1, device=device)
+    for _ in range(_RAMP_PASSES):
+        big.mul_(1.0)
 
     def slope(run: Callable[[Any], object], name: str, factor: int) -> tuple[float, float]:
         whole = timer.graph([partial(run, big)])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Literal, TypeAlias
 
+from hybridplan.ledger.calibration import Calibration
 from hybridplan.ledger.logs.result import LogReport
-from hybridplan.measure.calibration import Calibration
 
 SCHEMA_VERSION = 1
 
@@ -153,15 +153,17 @@ def compared(
     spread: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Check:
-    """A check with its error and verdict. A measurement that is not finite is outside."""
+    """A check with its error and verdict. A number that is not finite is outside, and not kept."""
     error = _error(predicted, measured, sense)
     beyond = abs(error) if sense == "near" else max(0.0, error if sense == "at most" else -error)
-    within = isfinite(measured) and beyond <= tolerance
+    named = (("prediction", predicted), ("measurement", measured), ("spread", spread or 0.0))
+    broken = [which for which, value in named if not isfinite(value)]
+    within = not broken and beyond <= tolerance
     return Check(
         check,
         name,
         what,
-        predicted,
+        predicted if isfinite(predicted) else None,
         measured if isfinite(measured) else None,
         unit,
         error if isfinite(error) else None,
@@ -169,13 +171,13 @@ def compared(
         "within" if within else "outside",
         how,
         sense,
-        spread,
-        notes if isfinite(measured) else (*notes, "the measurement is not a finite number"),
+        spread if "spread" not in broken else None,
+        (*notes, *(f"the {which} is not a finite number" for which in broken)),
     )
 
 
 def _error(predicted: float, measured: float, sense: Sense) -> float:
-    if not isfinite(measured):
+    if not (isfinite(measured) and isfinite(predicted)):
         return inf
     if predicted == 0:
         return measured
@@ -183,7 +185,9 @@ def _error(predicted: float, measured: float, sense: Sense) -> float:
 
 
 def noted(check: str, name: str, what: str, measured: float, unit: str, how: str) -> Check:
-    """A measurement without a prediction."""
+    """A measurement without a prediction; one that is not finite is a failure."""
+    if not isfinite(measured):
+        return failed(check, name, what, "the measurement is not a finite number")
     return Check(check, name, what, None, measured, unit, None, None, "noted", how)
 
 

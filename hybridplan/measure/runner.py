@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hybridplan.config.spec import ModelSpec
-from hybridplan.errors import HybridplanError
+from hybridplan.errors import HybridplanError, InputError
+from hybridplan.ledger.calibration import KIND, SCHEMA_VERSION, Calibration
 from hybridplan.ledger.logs.result import LogReport
 from hybridplan.measure import device as devices
 from hybridplan.measure import extras
-from hybridplan.measure.calibration import KIND, SCHEMA_VERSION, Calibration
 from hybridplan.measure.result import SCHEMA_VERSION as RESULT_VERSION
 from hybridplan.measure.result import Check, Device, MeasureResult, failed
 
@@ -64,39 +65,49 @@ def run(ask: Ask, say: Say = lambda _: None) -> MeasureResult:
     card = devices.describe(torch, device)
     from hybridplan.measure.context import Context, tiny
     from hybridplan.measure.gates import Gates
-    from hybridplan.measure.probe import rates
+    from hybridplan.measure.probe import keep_busy, rates
     from hybridplan.measure.timing import Timer
 
     torch.manual_seed(0)
     notes: list[str] = []
-    timer = measured = None
+    timer = None if cpu else Timer(torch, device, card.l2_bytes)
     shapes = tiny(ask.spec) if cpu else ask.spec
-    if not cpu:
-        _enough_memory(card)
-        say("ceilings of the card")
-        timer = Timer(torch, device, card.l2_bytes)
-        measured = rates(timer, device, card.free_bytes)
     context = Context(
-        ask.spec, shapes, device, card, ask.quick, Gates(device), timer, measured, ask.weights,
+        ask.spec, shapes, device, card, ask.quick, Gates(device), timer, None, ask.weights,
         say, notes=notes,
     )  # fmt: skip
     checks: list[Check] = []
     complete = True
+    lost = ""
     wanted = [(m, t) for m, t in CHECKS if not ask.only or m in ask.only]
     try:
         with warnings.catch_warnings():
             # masked lanes of NumPy products overflow; a gate looks at every result
             warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime")
+            if timer is not None:
+                say("ceilings of the card")
+                _enough_memory(card)
+                try:
+                    context.rates = rates(timer, device, card.free_bytes)
+                except torch.cuda.OutOfMemoryError as error:
+                    said = _memory_sentence(torch, context, error)
+                    raise InputError(f"{card.name} has too little memory: {said}") from None
             for number, (module, title) in enumerate(wanted, 1):
                 say(f"[{number}/{len(wanted)}] {title}")
+                if lost:
+                    checks.append(failed(title, "could not run", title, lost))
+                    continue
                 checks += _one(torch, context, module, title)
+                lost = _settle(torch, context, title)
     except KeyboardInterrupt:
         complete = False
         notes.append("interrupted; the checks listed are those that had finished")
     checks += list(context.gates.rows.values())
-    card = replace(card, after=devices.clocks(torch, device))
-    if measured is not None:
-        context.constants.update(measured.constants())
+    if context.rates is not None:
+        if complete and not lost:
+            keep_busy(device, context.rates, card.free_bytes)  # so that clocks are those of a load
+        card = replace(card, after=devices.clocks(torch, device))
+        context.constants.update(context.rates.constants())
     notes += _observations(card, checks)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return MeasureResult(
@@ -118,8 +129,6 @@ def run(ask: Ask, say: Say = lambda _: None) -> MeasureResult:
 
 
 def _enough_memory(card: Device) -> None:
-    from hybridplan.errors import InputError
-
     if card.free_bytes < _OWN_MEMORY_BYTES:
         raise InputError(
             f"{card.name} has {card.free_bytes:,} bytes free of {card.memory_bytes:,} and measure "
@@ -149,10 +158,21 @@ def _one(torch: Any, context: Any, module: str, title: str) -> list[Check]:
         raise
     except Exception as error:
         found = [failed(family, "broke", title, f"{type(error).__name__}: {_first_line(error)}")]
-    if context.device.type == "cuda":
-        torch.cuda.empty_cache()
     share = (time.monotonic() - start) / max(1, len(found))
     return [replace(check, seconds=round(share, 3)) for check in found]
+
+
+def _settle(torch: Any, context: Any, title: str) -> str:
+    """Free what the check held. A sentence where the device no longer answers, else ""."""
+    if context.device.type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(context.device)
+        gc.collect()  # models are cycles; freed later, they would change counts of live bytes
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        return f"the device broke in an earlier check ({title}): {_first_line(error)}"
+    return ""
 
 
 def _first_line(error: BaseException) -> str:

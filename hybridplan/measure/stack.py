@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,25 +18,27 @@ from hybridplan.config.spec import Layer, Mixer, ModelSpec, MoE, ShortConv
 from hybridplan.errors import RefusalError
 from hybridplan.ledger.vllm.page import AttentionCache, StateCache
 from hybridplan.ledger.vllm.plan import PoolPlan
+from hybridplan.ledger.work import calls as counted
+from hybridplan.ledger.work.features import Counts
+from hybridplan.ledger.work.matrices import Shape, layer_bytes, mixer_matrices, mlp_matrices
+from hybridplan.ledger.work.positions import FULL
 from hybridplan.measure.attention import AttentionLayer, attention_layer
 from hybridplan.measure.context import conv_shape
 from hybridplan.measure.linear import LinearLayer, linear_layer
 from hybridplan.measure.pools import Blocks, PlanPool
-from hybridplan.measure.weights import Shape, layer_bytes, mixer_matrices, mlp_matrices
 
 MOST_REQUESTS = 512
 
 
-@dataclass
 class Work:
-    """Counts of one step, by the names of timemodel.FEATURES."""
+    """Counts of one step."""
 
-    counts: dict[str, float] = field(default_factory=lambda: {"step": 1.0})
+    def __init__(self) -> None:
+        self.counts = Counts(step=1)
 
-    def add(self, **amounts: float) -> None:
-        """Add to the counts."""
-        for name, amount in amounts.items():
-            self.counts[name] = self.counts.get(name, 0.0) + amount
+    def add(self, counts: Counts) -> None:
+        """Add a call."""
+        self.counts = self.counts.plus(counts)
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ class Stack:
             for call in calls:
                 call()
 
-        return Step(label, run, work.counts)
+        features = {name: float(n) for name, n in work.counts._asdict().items() if n}
+        return Step(label, run, features)
 
     def _out(self, width: int, rows: int, use: str = "product") -> Tensor:
         """A buffer of that width; all layers write the same memory for the same use."""
@@ -214,11 +217,7 @@ class Stack:
         out = self._out(out_wide, rows)
         if out is x or out.data_ptr() == x.data_ptr():
             out = torch.empty_like(out)
-        work.add(
-            launches=1,
-            bytes=2 * wide * out_wide + 2 * rows * (wide + out_wide),
-            dense_flop=2.0 * rows * wide * out_wide,
-        )
+        work.add(counted.product(wide, out_wide, rows))
         return lambda: torch.mm(x, w, out=out)
 
     def _mlp(self, mlp: Sequence[Tensor], rows: int, work: Work) -> list[Callable[[], None]]:
@@ -226,7 +225,7 @@ class Stack:
         inner, outer = last.shape[0], first.shape[1]
         wide, narrow = self._out(outer, rows), self._out(inner, rows)
         activate = torch.nn.functional.silu
-        work.add(launches=2, bytes=2 * rows * (outer + 3 * inner))
+        work.add(counted.gate(outer, inner, rows))
 
         def gate() -> None:
             if outer == inner:
@@ -257,8 +256,7 @@ class Stack:
             before = self._out(first, rows)[:, :channels] if row is None else row[:, -channels:]
             after = self._out(channels, rows, "conv")
             calls.append(_conv_call(before, weight, window, slots, starts, after, decode))
-            windows = 4 * (taps - 1) * channels * len(request.lengths)
-            work.add(launches=1, bytes=4 * rows * channels + windows)
+            work.add(counted.convolution(channels, taps, rows, len(request.lengths)))
             if row is not None and channels == row.shape[1]:
                 row = after
         if layer is None or row is None or state is None:
@@ -272,12 +270,12 @@ class Stack:
         inner = (layer.V * layer.K, layer.K, 1)
         state = state.as_strided((state.shape[0], *layer.state_shape), (state.stride(0), *inner))
         x = layer.of_row(row, self._gates_of(layer, rows))
-        states = 2 * state[0].numel() * state.element_size() * len(request.lengths)
-        work.add(launches=1 if decode else 2, bytes=states + layer.io_bytes(rows))
+        count = counted.recurrent_step if decode else counted.recurrent_prefill
+        size = state[0].numel() * state.element_size()
+        work.add(count(layer, size, rows, len(request.lengths)))
         if decode:
             out = self._out(layer.HV * layer.V, rows, "mixer").view(x.v.shape)
             return [*calls, lambda: _drop(layer.step(x, state, slots, trust_ids=True, out=out))]
-        work.add(scan_flop=layer.prefill_flop(rows))
         return [*calls, lambda: _drop(layer.prefill(x, state, slots, starts))]
 
     def _gates_of(self, layer: LinearLayer, rows: int) -> dict[str, Any]:
@@ -307,14 +305,15 @@ class Stack:
             self._out(math.prod(cache.shape[2:]), rows, "fresh").view(rows, *cache.shape[2:])
             for cache in caches
         ]
-        work.add(launches=len(caches), bytes=2 * rows * layer.kv_bytes_per_token)
+        kv_bytes = layer.kv_bytes_per_token
+        work.add(counted.kv_write(kv_bytes, len(caches), rows))
 
         def write() -> None:
             for cache, new in zip(caches, fresh, strict=True):
                 cache[block, offset] = new
 
         if decode:
-            work.add(launches=2, bytes=layer.decode_bytes(sum(lengths), rows))
+            work.add(counted.attention_step(layer, kv_bytes, sum(lengths), rows))
             out = self._out(layer.HQ * layer.V, rows, "mixer").view(rows, layer.HQ, layer.V)
             return [
                 write,
@@ -324,11 +323,8 @@ class Stack:
             return [write]
         from hybridplan.kernels.paged_attention.chunk import prefill_gqa
 
-        work.add(
-            launches=4 * len(lengths),
-            bytes=4 * rows * layer.kv_bytes_per_token + 4 * rows * layer.HQ * layer.D,
-            attention_flop=sum(layer.prefill_flop(n) for n in lengths),
-        )
+        pairs = sum(FULL.pairs(0, n) for n in lengths)
+        work.add(counted.attention_prefill(layer, kv_bytes, pairs, rows, len(lengths)))
         starts, held = list(_starts(lengths)), list(lengths)
         keys, values = caches
         return [write, lambda: _drop(prefill_gqa(q, keys, values, table, held, starts))]

@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridplan.errors import InputError
-
-FEATURES: dict[str, str] = {
-    "step": "s, once a step",
-    "launches": "s a kernel launched",
-    "bytes": "s a byte read or written",
-    "dense_flop": "s a FLOP of projections and MLPs",
-    "attention_flop": "s a FLOP of attention in a prefill",
-    "scan_flop": "s a FLOP of the recurrent layers in a prefill",
-}
+from hybridplan.ledger.work.features import FEATURES
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridplan.errors import InputError
-
-NS = 1_000_000_000
+from hybridplan.sim.time.clock import NS, FlatClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,10 @@ class Timed:
     def token_ns(self) -> int:
         return max(round(NS / self.tokens_per_s), 1)
 
-    def step_time_ns(self, tokens: int) -> int:
-        return self.step_ns + tokens * self.token_ns
+    @property
+    def stand_in(self) -> FlatClock:
+        """The clock of a step time that knows nothing of the device."""
+        return FlatClock(self.step_ns, self.token_ns)
 
     def arrival_ns(self, arrival_s: float) -> int:
         return round(arrival_s * NS / self.speed)

@@ -53,8 +53,12 @@ class RequestOutcome:
     ``hit_tokens`` needed no prefill at the first admission; ``kv_hit_tokens`` is what KV alone
     would have allowed; ``ceiling_tokens`` what an infinite cache would have (None if not tracked).
     ``lost`` sums to ``ceiling_tokens - hit_tokens``. ``recomputed_tokens`` were computed twice
-    because of preemptions. Steps count engine steps; seconds are those of the arrival model's
-    clock and None without one. ``refused`` says why the engine would not take the request.
+    because of preemptions. Steps count engine steps; seconds are those of the replay's clock and
+    None without one: ``arrival_s`` as the trace has it, ``waited_s`` from there to the first
+    admission, ``sent_s`` when it reached the engine (later where it waited for an earlier turn),
+    and from there ``queued_s`` to the first admission, ``ttft_s`` to the first output token,
+    ``e2e_s`` to the last; ``tpot_s`` is the mean time between output tokens, None for one token.
+    ``refused`` says why the engine would not take the request.
     """
 
     request_id: str
@@ -74,6 +78,11 @@ class RequestOutcome:
     arrival_s: float | None = None
     waited_s: float | None = None
     finish_s: float | None = None
+    sent_s: float | None = None
+    queued_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
     session: str | None = None
     turn: int | None = None
     refused: str | None = None

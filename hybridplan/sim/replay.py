@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from hybridplan.errors import HybridplanError, InputError
-from hybridplan.sim.arrival import NS, Arrival, Closed, Timed
+from hybridplan.sim.arrival import Arrival, Closed, Timed
 from hybridplan.sim.outcome import EngineUse, RequestOutcome, Summary
 from hybridplan.sim.request import Request
+from hybridplan.sim.time.clock import NS, Clock
+from hybridplan.sim.time.server import LONGEST_IDLE, LONGEST_STALL, Server, TimedEngine
 from hybridplan.sim.totals import Totals
 
 MOST_HELD_TURNS = 100_000
-LONGEST_IDLE = 8
-LONGEST_STALL = 10_000
 
 
-class Engine(Protocol):
+class Engine(TimedEngine, Protocol):
     """What a replay needs of an engine.
 
     ``step`` returns the tokens it computed, the order numbers of requests admitted for the first
@@ -77,6 +77,7 @@ class Replay:
         requests: in trace order; read as they are needed.
         engine: not shared with another replay.
         arrival: when requests start; timed arrival needs ``arrival_s`` on each.
+        clock: what steps take; without one there is no time, but for timed arrival's stand-in.
         hold_turns: a turn of a session waits for the turn before it to finish.
         progress: called every ``progress_every`` finished requests and at the end.
     """
@@ -87,6 +88,7 @@ class Replay:
         engine: Engine,
         *,
         arrival: Arrival = Closed(1),  # noqa: B008
+        clock: Clock | None = None,
         hold_turns: bool = True,
         progress: Callable[[Progress], None] | None = None,
         progress_every: int = 100,
@@ -99,8 +101,9 @@ class Replay:
         self._next: Request | None = None
         self._turns = _Turns() if hold_turns else None
         self._open = 0
-        self._now_ns = 0
-        self._clock: dict[int, tuple[int, int | None]] = {}
+        if clock is None and isinstance(arrival, Timed):
+            clock = arrival.stand_in
+        self.server = None if clock is None else Server(engine, clock)
         self._totals = Totals()
         self._progress = progress
         self._every = max(progress_every, 1)
@@ -114,46 +117,62 @@ class Replay:
         return self._totals.summary(
             self.engine,
             arrival=str(self.arrival),
-            elapsed_s=self._now_ns / NS if isinstance(self.arrival, Timed) else None,
+            elapsed_s=self.server.now_s if self.server is not None else None,
             partial=not self._ended,
             interrupted=interrupted,
         )
 
     def _run(self) -> Iterator[RequestOutcome]:
-        engine = self.engine
-        in_flight = self.arrival.in_flight if isinstance(self.arrival, Closed) else None
-        is_timed = isinstance(self.arrival, Timed)
+        if self.server is None:
+            yield from self._run_untimed()
+        else:
+            yield from self._run_timed(self.server)
+        self._ended = True
+        self._tell()
+
+    def _run_untimed(self) -> Iterator[RequestOutcome]:
+        engine, arrival = self.engine, self.arrival
+        in_flight = arrival.in_flight if isinstance(arrival, Closed) else 0
         idle = 0
         while True:
-            if in_flight is None or self._open < in_flight:
+            if self._open < in_flight:
                 yield from self._admit_ready()
             if not self._open:
                 if self._exhausted and self._next is None and not self._held:
-                    break
-                self._sleep()
+                    return
                 continue
             steps = engine.skippable_steps()
-            if steps and is_timed:
-                steps = self._until_arrival(steps)
             if steps:
-                self._advance(engine.running, steps)
                 engine.skip(steps)
                 continue
             tokens, admitted, finished = engine.step()
-            if is_timed:
-                for order in admitted:
-                    self._note_start(order)
-                self._advance(tokens, 1)
             waiting = engine.waiting
             if admitted or waiting:
                 self._totals.see(engine.running + len(finished), waiting)
             idle = 0 if tokens or finished else idle + 1
             if idle > (LONGEST_STALL if engine.running else LONGEST_IDLE):
                 raise engine.blocked()
-            for order, outcome in finished:
-                yield self._close(order, outcome)
-        self._ended = True
-        self._tell()
+            for _, outcome in finished:
+                yield self._close(outcome)
+
+    def _run_timed(self, server: Server) -> Iterator[RequestOutcome]:
+        while True:
+            yield from self._admit_ready()
+            if not self._open:
+                if self._exhausted and self._next is None and not self._held:
+                    return
+                request = self._peek()
+                if request is not None:
+                    server.wake(self._arrival(request))
+                continue
+            until = None
+            if isinstance(self.arrival, Timed):
+                request = self._peek()
+                until = None if request is None else self._arrival(request)
+            finished = server.run(until)
+            self._totals.see(server.peak_running, server.peak_waiting)
+            for outcome in finished:
+                yield self._close(outcome)
 
     @property
     def _held(self) -> bool:
@@ -162,18 +181,21 @@ class Replay:
     def _admit_ready(self) -> Iterator[RequestOutcome]:
         """Hand over every request whose time has come; yields those the engine refuses."""
         while True:
-            request = self._take_ready()
-            if request is None:
+            ready = self._take_ready()
+            if ready is None:
                 return
+            request, sent = ready
             reason = self.engine.refusal(request)
             if reason is None:
-                order = self.engine.add(request)
                 self._open += 1
-                if isinstance(self.arrival, Timed):
-                    self._clock[order] = (self._arrival_ns(request), None)
+                if self.server is None:
+                    self.engine.add(request)
+                else:
+                    timed = isinstance(self.arrival, Timed)
+                    arrival = self._arrival(request) if timed else sent
+                    self.server.add(request, arrival, sent)
                 continue
-            if self._turns is not None:
-                self._turns.finish(request.session)
+            self._end_turn(request.session)
             yield self._count(
                 RequestOutcome(
                     request_id=request.request_id,
@@ -186,9 +208,13 @@ class Replay:
                 )
             )
 
-    def _take_ready(self) -> Request | None:
-        """The next request to start now, or None."""
-        if isinstance(self.arrival, Closed) and self._open >= self.arrival.in_flight:
+    def _take_ready(self) -> tuple[Request, int] | None:
+        """The next request to start now and when it is sent, or None.
+
+        A turn that was held back is sent when the turn before it has ended.
+        """
+        arrival, now = self.arrival, 0 if self.server is None else self.server.horizon
+        if isinstance(arrival, Closed) and self._open >= arrival.in_flight:
             return None
         if self._turns is not None:
             ready = self._turns.ready()
@@ -198,11 +224,12 @@ class Replay:
             request = self._peek()
             if request is None:
                 return None
-            if isinstance(self.arrival, Timed) and self._arrival_ns(request) > self._now_ns:
+            sent = self._arrival(request) if isinstance(arrival, Timed) else now
+            if sent > now:
                 return None
             self._next = None
             if self._turns is None or self._turns.may_start(request):
-                return request
+                return request, sent
 
     def _peek(self) -> Request | None:
         if self._next is None and not self._exhausted:
@@ -210,53 +237,25 @@ class Replay:
             self._exhausted = self._next is None
         return self._next
 
-    def _arrival_ns(self, request: Request) -> int:
-        if not isinstance(self.arrival, Timed):
+    def _arrival(self, request: Request) -> int:
+        """When the trace sends a request, in the clock's ticks; 0 where arrivals follow ends."""
+        if not isinstance(self.arrival, Timed) or self.server is None:
             return 0
         if request.arrival_s is None:
             raise InputError(
                 f"request {request.request_id} has no arrival time; use --arrival closed:N or"
                 " sequential for a trace without a clock"
             )
-        return self.arrival.arrival_ns(request.arrival_s)
+        return self.arrival.arrival_ns(request.arrival_s) * (self.server.clock.ticks_per_s // NS)
 
-    def _sleep(self) -> None:
-        """Nothing is in flight: let the clock run to the next arrival."""
-        request = self._peek()
-        if request is not None and isinstance(self.arrival, Timed):
-            self._now_ns = max(self._now_ns, self._arrival_ns(request))
-
-    def _until_arrival(self, steps: int) -> int:
-        """At most ``steps``, and no further than the step before the next arrival is noticed."""
-        request = self._peek()
-        if request is None or not isinstance(self.arrival, Timed):
-            return steps
-        step_ns = self.arrival.step_time_ns(self.engine.running)
-        until = self._arrival_ns(request) - self._now_ns
-        return min(steps, max(-(-until // step_ns), 0))
-
-    def _advance(self, tokens: int, steps: int) -> None:
-        if isinstance(self.arrival, Timed):
-            self._now_ns += self.arrival.step_time_ns(tokens) * steps
-
-    def _note_start(self, order: int) -> None:
-        if order in self._clock:
-            self._clock[order] = (self._clock[order][0], self._now_ns)
-
-    def _close(self, order: int, outcome: RequestOutcome) -> RequestOutcome:
+    def _close(self, outcome: RequestOutcome) -> RequestOutcome:
         self._open -= 1
-        times = self._clock.pop(order, None)
-        if times is not None:
-            arrival, start = times
-            outcome = replace(
-                outcome,
-                arrival_s=arrival / NS,
-                waited_s=max((start if start is not None else arrival) - arrival, 0) / NS,
-                finish_s=self._now_ns / NS,
-            )
-        if self._turns is not None:
-            self._turns.finish(outcome.session)
+        self._end_turn(outcome.session)
         return self._count(outcome)
+
+    def _end_turn(self, session: str | None) -> None:
+        if self._turns is not None:
+            self._turns.finish(session, 0 if self.server is None else self.server.horizon)
 
     def _count(self, outcome: RequestOutcome) -> RequestOutcome:
         self._totals.add(outcome)
@@ -285,7 +284,7 @@ class _Turns:
     def __init__(self) -> None:
         self.held = 0
         self._busy: dict[str, deque[Request]] = {}
-        self._ready: deque[Request] = deque()
+        self._ready: deque[tuple[Request, int]] = deque()
 
     def may_start(self, request: Request) -> bool:
         """Claim the session, or hold the request back until its turn comes."""
@@ -305,16 +304,17 @@ class _Turns:
         self.held += 1
         return False
 
-    def finish(self, session: str | None) -> None:
+    def finish(self, session: str | None, at: int) -> None:
+        """A turn has ended at tick ``at``; the next one of its session may start."""
         if session is None or session not in self._busy:
             return
         waiting = self._busy[session]
         if waiting:
-            self._ready.append(waiting.popleft())
+            self._ready.append((waiting.popleft(), at))
         else:
             del self._busy[session]
 
-    def ready(self) -> Request | None:
+    def ready(self) -> tuple[Request, int] | None:
         if not self._ready:
             return None
         self.held -= 1
@@ -326,6 +326,7 @@ def simulate(
     engine: Engine,
     *,
     arrival: Arrival = Closed(1),  # noqa: B008
+    clock: Clock | None = None,
     hold_turns: bool = True,
     on_outcome: Callable[[RequestOutcome], None] | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -335,7 +336,9 @@ def simulate(
     ``on_outcome`` receives every outcome as it ends. Ctrl-C ends the replay early: the summary is
     then partial and ``interrupted``. Raises RefusalError when the engine can never serve a request.
     """
-    run = Replay(requests, engine, arrival=arrival, hold_turns=hold_turns, progress=progress)
+    run = Replay(
+        requests, engine, arrival=arrival, clock=clock, hold_turns=hold_turns, progress=progress
+    )
     try:
         for outcome in run:
             if on_outcome is not None:

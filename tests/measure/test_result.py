@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridplan.errors import InputError
-from hybridplan.measure.calibration import KIND, SCHEMA_VERSION, Calibration, Constant, load, save
+from hybridplan.ledger.calibration import KIND, SCHEMA_VERSION, Calibration, Constant, load, save
 from hybridplan.measure.result import Sense, compared
 
 CALIBRATION = Calibration(

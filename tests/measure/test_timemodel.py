@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridplan.errors import InputError
-from hybridplan.measure.timemodel import FEATURES, StepPoint, fit, solve
+from hybridplan.ledger.work.features import FEATURES
+from hybridplan.measure.timemodel import StepPoint, fit, solve
 
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results"
 positive = st.floats(1e-3, 1e3)

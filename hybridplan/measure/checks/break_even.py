@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hybridplan.errors import HybridplanError
 from hybridplan.ledger.caches import model_caches
+from hybridplan.ledger.calibration import Constant
 from hybridplan.ledger.checkpoints import checkpoint_bytes
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.measure import steps
-from hybridplan.measure.calibration import Constant
 from hybridplan.measure.checks.transfer import copy_time
 from hybridplan.measure.context import Context, NoTimeError
 from hybridplan.measure.result import Check, compared, skipped

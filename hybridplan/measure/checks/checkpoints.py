@@ -132,7 +132,7 @@ def _copy_time(context: Context) -> list[Check]:
 
 
 def _constant(value: float, spread: float) -> Any:
-    from hybridplan.measure.calibration import Constant
+    from hybridplan.ledger.calibration import Constant
 
     return Constant(value, "s", spread * value, "one launch over all layers, device to device")
 

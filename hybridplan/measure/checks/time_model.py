@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 
 from hybridplan.errors import InputError
-from hybridplan.measure.calibration import Constant
+from hybridplan.ledger.calibration import Constant
+from hybridplan.ledger.work.features import FEATURES
 from hybridplan.measure.context import Context
 from hybridplan.measure.result import Check, Point, Series, compared, failed, skipped
-from hybridplan.measure.timemodel import FEATURES, Fit, StepPoint, fit
+from hybridplan.measure.timemodel import Fit, StepPoint, fit
 
 FAMILY = "time model"
 

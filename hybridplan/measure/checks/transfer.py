@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from hybridplan.ledger.caches import model_caches
+from hybridplan.ledger.calibration import Constant
 from hybridplan.ledger.checkpoints import checkpoint_bytes
 from hybridplan.ledger.deployment import Deployment
-from hybridplan.measure.calibration import Constant
 from hybridplan.measure.context import Context, NoTimeError
 from hybridplan.measure.result import Check, compared, skipped
 from hybridplan.measure.timing import Timing

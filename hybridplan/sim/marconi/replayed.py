@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hybridplan.errors import InputError, RefusalError
+from hybridplan.ledger.work.step import StepWork
 from hybridplan.sim.ceiling import InfiniteCache
 from hybridplan.sim.marconi.artifact import ArtifactCache
 from hybridplan.sim.marconi.costs import ModelCosts
@@ -22,6 +23,7 @@ from hybridplan.sim.marconi.vllm_plus import VllmPlusCache
 from hybridplan.sim.outcome import EngineUse, LossCause, RequestOutcome, StateUse
 from hybridplan.sim.request import Request
 from hybridplan.sim.sequence import SequenceReader, TokenSequence
+from hybridplan.sim.time.clock import Pass
 
 Mode = Literal["paper", "artifact"]
 Policy = Literal["marconi", "static_alpha", "sglang+", "vllm+"]
@@ -132,6 +134,7 @@ class ReplayedMarconi:
 
     reading = "lower"
     running = 0
+    steps_in_flight = 0
 
     def __init__(self, config: MarconiConfig, *, attribute_losses: bool = True) -> None:
         self.config = config
@@ -147,6 +150,7 @@ class ReplayedMarconi:
         self._orders = 0
         self._requests = self._requests_hit = self._prompt_tokens = self._hit_tokens = 0
         self._flops_saved = self._peak_bytes = 0
+        self._passes: list[Pass] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -198,6 +202,8 @@ class ReplayedMarconi:
             session=request.session,
             turn=request.turn,
         )
+        if self._passes is not None:
+            self._passes = _served(order, prompt_tokens, hit_tokens, request.output_tokens)
         self.step_index += 1
         tokens = prompt_tokens - hit_tokens + request.output_tokens
         return tokens, [order], [(order, outcome)]
@@ -207,6 +213,18 @@ class ReplayedMarconi:
 
     def skip(self, steps: int) -> None:
         """Never due: each step serves a request."""
+
+    def record_work(self) -> None:
+        """Note what each step computes; see ``sim.time.server.TimedEngine``."""
+        self._passes = []
+
+    def passes(self) -> list[Pass]:
+        """The request served last: its prefill in one pass, then its decode steps, alone."""
+        return self._passes or [Pass(StepWork())]
+
+    def next_work(self) -> StepWork:
+        """Never due: no step is skipped."""
+        return StepWork()
 
     def blocked(self) -> RefusalError:
         """Never due: whatever is queued is served."""
@@ -269,6 +287,21 @@ class ReplayedMarconi:
             (LossCause.NO_CHUNK_END, lost - inside - evicted),
         )
         return ceiling, tuple((cause, tokens) for cause, tokens in causes if tokens)
+
+
+def _served(order: int, prompt_tokens: int, hit_tokens: int, output_tokens: int) -> list[Pass]:
+    """A request alone on the device. After a hit of the whole prompt the first token takes a decode
+    step, as its last token is read again."""
+    if hit_tokens < prompt_tokens:
+        chunk = (hit_tokens, prompt_tokens - hit_tokens)
+        first = StepWork(chunks=[chunk], head_rows=1)
+    else:
+        first = StepWork([prompt_tokens], head_rows=1)
+    passes = [Pass(first, (order,))]
+    if output_tokens > 1:
+        rest = StepWork([prompt_tokens + 1], head_rows=1, repeats=output_tokens - 1)
+        passes.append(Pass(rest))
+    return passes
 
 
 def _build(config: MarconiConfig) -> tuple[_Server, _Cache, _Tree]:

@@ -12,12 +12,15 @@ from collections import deque
 from dataclasses import replace
 
 from hybridplan.errors import InputError, RefusalError
+from hybridplan.ledger.work.step import StepWork
 from hybridplan.sim.outcome import EngineUse, GroupUse, RequestOutcome, StateUse
 from hybridplan.sim.request import Request
 from hybridplan.sim.sequence import SequenceReader, TokenSequence
 from hybridplan.sim.sglang.cache import Admitted, SglangCache
 from hybridplan.sim.sglang.config import SglangCacheConfig
 from hybridplan.sim.sglang.losses import Losses, LossLedger
+from hybridplan.sim.sglang.work import WorkNotes
+from hybridplan.sim.time.clock import Pass
 
 VERSION = "0.5.23"
 _KEPT_OF_CONTEXT = 6
@@ -40,6 +43,12 @@ class _Queued:
         self.arrival_step = self.first_step = step
         self.admitted: Admitted | None = None
 
+    @property
+    def context_tokens(self) -> int:
+        """Length of the sequence in its next decode step, that step's token included."""
+        request = self.request
+        return request.prompt.length_tokens + max(1, request.output_tokens) - self.left
+
 
 class ReplayedSglang:
     """SGLang's cache under a stream of requests; see ``replay.Engine`` for the contract.
@@ -57,6 +66,7 @@ class ReplayedSglang:
     """
 
     reading = "lower"
+    steps_in_flight = 0
 
     def __init__(
         self,
@@ -92,6 +102,7 @@ class ReplayedSglang:
         self._live: list[_Queued] = []
         self._kv_use = _Use()
         self._state_use = _Use()
+        self._work: WorkNotes | None = None
 
     @property
     def has_work(self) -> bool:
@@ -135,10 +146,14 @@ class ReplayedSglang:
         """One engine step: tokens computed, requests admitted, outcomes of the finished."""
         decoding = list(self._live)
         tokens, admitted = 0, []
+        if self._work is not None:
+            self._work.begin()
         while self._waiting and self._fits(self._waiting[0]):
             queued = self._waiting.popleft()
             tokens += self._start(queued)
             admitted.append(queued.order)
+        if self._work is not None:
+            self._work.decode([queued.context_tokens for queued in decoding])
         for queued in decoding:
             self._decode(queued, 1)
         done = [queued for queued in self._live if queued.left == 0]
@@ -178,6 +193,20 @@ class ReplayedSglang:
             self._decode(queued, steps)
         self._measure(steps, grown)
         self.step_index += steps
+
+    def record_work(self) -> None:
+        """Note what each step computes; see ``sim.time.server.TimedEngine``."""
+        self._work = WorkNotes(self.config.chunked_prefill_tokens, self.config.state_bytes)
+
+    def passes(self) -> list[Pass]:
+        """What the last step computed."""
+        assert self._work is not None
+        return self._work.passes()
+
+    def next_work(self) -> StepWork:
+        """What the next step computes, where it can be skipped."""
+        contexts = [queued.context_tokens for queued in self._live]
+        return StepWork(contexts, head_rows=len(contexts))
 
     def blocked(self) -> RefusalError:
         """Why the head of the queue cannot start though nothing runs."""
@@ -234,7 +263,12 @@ class ReplayedSglang:
             hit_tokens = queued.admitted.hit_tokens
             self._losses.start(queued.key, queued.request, queued.sequence, hit_tokens)
         self._live.append(queued)
-        return prompt_tokens - queued.admitted.hit_tokens
+        hit_tokens = queued.admitted.hit_tokens
+        if self._work is not None:
+            self._work.prefill(
+                queued.order, hit_tokens, prompt_tokens - hit_tokens, queued.admitted.copied
+            )
+        return prompt_tokens - hit_tokens
 
     def _decode(self, queued: _Queued, steps: int) -> None:
         self.cache.decode(queued.key, steps)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from hybridplan.errors import RefusalError
+from hybridplan.ledger.work.step import StepWork
 from hybridplan.sim.ceiling import InfiniteCache
 from hybridplan.sim.events import Event, EventSink
 from hybridplan.sim.outcome import EngineUse, GroupUse, LossCause, RequestOutcome
 from hybridplan.sim.request import Request
+from hybridplan.sim.time.clock import Pass
 from hybridplan.sim.vllm.coordinator import Lookup
 from hybridplan.sim.vllm.engine import VllmEngine
 from hybridplan.sim.vllm.keys import Key, Reading
@@ -17,6 +19,7 @@ from hybridplan.sim.vllm.scheduler import Step
 from hybridplan.sim.vllm.sequence import Sequence
 from hybridplan.sim.vllm.states import StateCounter
 from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig
+from hybridplan.sim.vllm.work import WorkNotes
 
 MOST_PREEMPTIONS = 1000
 
@@ -79,6 +82,7 @@ class ReplayedVllm:
         self._seen_changes = 0
         self._used = [0] * groups
         self._unmeasured = 0
+        self._work: WorkNotes | None = None
         self.engine.observers.append(self)
         self.engine.scheduler.on_admit = self.starting
         if events is not None:
@@ -146,6 +150,25 @@ class ReplayedVllm:
     def skip(self, steps: int) -> None:
         self.engine.skip(steps)
         self._measure(steps)
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that run while the next one is planned: 1 with async scheduling."""
+        return self.config.async_depth - 1
+
+    def record_work(self) -> None:
+        """Note what each step computes; see ``sim.time.server.TimedEngine``."""
+        self._work = WorkNotes(self.engine)
+
+    def passes(self) -> tuple[Pass]:
+        """What the last step computed."""
+        assert self._work is not None
+        return self._work.passes()
+
+    def next_work(self) -> StepWork:
+        """What the next step computes, where it can be skipped."""
+        assert self._work is not None
+        return self._work.next_work()
 
     def _measure(self, steps: int) -> None:
         """Add the blocks in use over ``steps``; equal stretches are added at once."""

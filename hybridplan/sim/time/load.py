@@ -1,0 +1,47 @@
+"""From ``--calibration`` to a clock, and the sentences that say what it rests on."""
+
+from __future__ import annotations
+
+from hybridplan.config.spec import ModelSpec
+from hybridplan.ledger.calibration import Calibration, read_calibration
+from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.work.model import work_model
+from hybridplan.sim.time.clock import StepClock
+
+
+def step_clock(
+    calibration: Calibration | str, spec: ModelSpec, deployment: Deployment
+) -> StepClock:
+    """The clock of a model on a card.
+
+    ``calibration``: one read before, or the text of ``--calibration``, FILE or preset:CARD. Raises
+    InputError for a file that is none, an unknown card, or one without a constant the model needs.
+    """
+    if isinstance(calibration, str):
+        calibration = read_calibration(calibration, flop_dtype(spec))
+    return StepClock(work_model(spec, deployment), calibration)
+
+
+def flop_dtype(spec: ModelSpec) -> str:
+    """What products of weights run in: fp8 where the checkpoint is stored so, otherwise bf16 (as
+    4-bit weights are unpacked first)."""
+    scheme = spec.quantization
+    if scheme is not None and scheme.weight_bits == 8 and "fp8" in scheme.method.lower():
+        return "fp8"
+    return "bf16"
+
+
+def assumptions(clock: StepClock, spec: ModelSpec) -> tuple[str, ...]:
+    """Where the times come from and what they leave out."""
+    made = clock.calibration
+    said = []
+    if made.assumed:
+        said += [f"{name}: {c.how}" for name, c in made.constants.items()]
+    elif made.model and made.model != spec.name:
+        said.append(
+            f"the constants were measured with {made.model} and are used for {spec.name}: they are"
+            " seconds a byte and a FLOP, not of a model"
+        )
+    said += clock.model.notes
+    said.append("tokenisation, HTTP, the network and the host's own scheduling take no time")
+    return tuple(said)
