@@ -119,9 +119,17 @@ def _best(best: Best) -> list[RenderableType]:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
+    if not best.ordered:
+        grid.add_row("Best possible", f"{share(best.hit_tokens)} hit tokens")
+        grid.add_row(
+            "Infinite cache",
+            f"{share(best.infinite_hit_tokens)}, in whatever order requests run; how much eviction"
+            " must lose is only bounded for sequential arrival",
+        )
+        return [grid]
     grid.add_row("Best possible", f"{share(best.hit_tokens)} hit tokens, the least of these")
     grid.add_row("Infinite cache", share(best.infinite_hit_tokens))
-    if best.kv_tokens is not None:
+    if best.kv_hit_tokens is not None and best.kv_tokens is not None:
         grid.add_row(
             "Optimal eviction",
             f"{share(best.kv_hit_tokens)}, {best.kv_tokens:,} tokens of KV and free states",

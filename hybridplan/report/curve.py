@@ -34,6 +34,14 @@ def screen(curve: Curve) -> list[RenderableType]:
                 f" {100 * curve.worst_error:.2f} points"
             )
         )
+    if curve.outside:
+        parts.append(
+            Text(
+                f"outside their interval: {curve.outside} of those. It covers how samples differ,"
+                " not what shrinking a pool does to all of them; more memory or a longer trace"
+                " shrinks less"
+            )
+        )
     refused = dict.fromkeys(point.refused for point in curve.points if point.refused)
     parts += [Text(f"refused: {reason}") for reason in list(refused)[:1]]
     return parts

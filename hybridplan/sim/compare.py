@@ -13,6 +13,7 @@ from hybridplan.errors import HybridplanError, InputError
 from hybridplan.ledger.caches import model_caches
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.sglang.plan import slot_bytes
+from hybridplan.sim.arrival import Closed, parse_arrival
 from hybridplan.sim.bound.kv import optimal_kv_hits
 from hybridplan.sim.bound.placement import optimal_placement, overlap_histogram
 from hybridplan.sim.bound.states import state_hits_bound
@@ -56,18 +57,22 @@ class Best:
     """What no cache of this memory can exceed, in prompt tokens of the whole trace.
 
     ``infinite``: nothing is ever forgotten. ``kv``: optimal eviction (Belady by bytes) if the
-    memory held nothing but KV. ``states``: a bound for the memory full of states, whatever the KV;
-    None for a model without them. ``hit_tokens`` is the smallest. ``kv_tokens`` and
-    ``state_slots`` are what the memory holds of each alone (None: unlimited).
+    memory held nothing but KV. ``states``: a bound for the memory full
+    of states, whatever the KV; None for a model without them. ``hit_tokens`` is the smallest.
+    ``kv_tokens`` and ``state_slots`` are what the memory holds of each alone (None: unlimited).
+    ``ordered``: requests run in the trace's order. Where they do not, what eviction loses depends
+    on the order each engine found: there ``infinite`` is that of the best order, and ``kv`` and
+    ``states`` are None.
     """
 
     prompt_tokens: int
     kv_tokens: int | None
     state_slots: int | None
     infinite_hit_tokens: int
-    kv_hit_tokens: int
+    kv_hit_tokens: int | None
     states_hit_tokens: int | None
     hit_tokens: int
+    ordered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +224,20 @@ def _against(found: Compared, best: Best | None) -> Compared:
 
 
 def _best(trie: Trie, spec: ModelSpec, settings: Mapping[str, Value], memory: int | None) -> Best:
-    infinite = sum(trie.infinite_hits())
     prompts = sum(passage.prompt_tokens for passage in trie.passages)
+    if parse_arrival(str(settings["arrival"])) != Closed(1):
+        most = trie.most_hits()
+        return Best(prompts, None, None, most, None, None, most, ordered=False)
+    infinite = sum(trie.infinite_hits())
     if memory is None:
-        return Best(prompts, None, None, infinite, infinite, None, infinite)
+        return Best(prompts, None, None, infinite, infinite, None, infinite, ordered=True)
     token_bytes, state_bytes = _least_bytes(spec, settings)
     kv_tokens = int(memory // token_bytes) if token_bytes else None
     kv = infinite if kv_tokens is None else sum(optimal_kv_hits(trie, kv_tokens))
     slots = memory // state_bytes if state_bytes else None
     states = None if slots is None else state_hits_bound(trie, slots)
     least = min(infinite, kv, infinite if states is None else states)
-    return Best(prompts, kv_tokens, slots, infinite, kv, states, least)
+    return Best(prompts, kv_tokens, slots, infinite, kv, states, least, ordered=True)
 
 
 def _least_bytes(spec: ModelSpec, settings: Mapping[str, Value]) -> tuple[Fraction, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,44 @@ def test_small_memories_stay_below_the_bounds(memory: str) -> None:
     assert served
     for row in served:
         assert row.hit_tokens <= best.hit_tokens
+
+
+def test_requests_that_run_in_another_order_stay_below_the_bound(tmp_path: Path) -> None:
+    """Turn by turn in the file, session by session on the clock: the file's order is the worst."""
+    rows = [
+        {
+            "timestamp": 1000 * turn + session,
+            "input_length": 1056,
+            "output_length": 1,
+            "hash_ids": [1000 * session + i for i in range(64)]
+            + [10**6 + turn] * 2,
+            "session_id": f"s{session}",
+        }
+        for turn in range(8)
+        for session in range(12)
+    ]
+    trace = tmp_path / "turns.jsonl"
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    asked = {
+        "trace": str(trace),
+        "model": "qwen3.5-0.8b",
+        "kv_memory": "90MiB",
+        "clock": "session",
+        "block_tokens": 16,
+        "arrival": "timed",
+        "session_gap": 100,
+    }
+    result = compare(CompareAsk(asked, ("marconi:paper", "marconi:alpha=0")))
+    in_file_order = compare(
+        CompareAsk({**asked, "arrival": "sequential", "session_gap": None}, ("marconi:paper",))
+    )
+    best, other = result.best, in_file_order.best
+    assert best is not None
+    assert other is not None
+    assert (best.ordered, best.kv_hit_tokens, other.ordered) == (False, None, True)
+    for found in result.rows:
+        assert found.row is not None
+        assert other.hit_tokens < found.row.hit_tokens <= best.hit_tokens
 
 
 @pytest.mark.parametrize("name", ["vllm@0.33", "vllm@0.32", "vllm@0.33:all", "sglang:extra_buffer"])

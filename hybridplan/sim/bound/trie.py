@@ -6,6 +6,7 @@ treat the edge as one divisible item.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -73,6 +74,19 @@ class Trie:
         return tuple(
             max((s.end for s in passage.prompt if s.born < index), default=0)
             for index, passage in enumerate(self.passages)
+        )
+
+    def most_hits(self) -> int:
+        """Hit tokens of all requests that no cache can exceed, in whatever order they run: one
+        prompt has to compute each stretch, unless an answer made it."""
+        prompts: Counter[Stretch] = Counter()
+        answered: set[Stretch] = set()
+        for passage in self.passages:
+            prompts.update(passage.prompt)
+            answered.update(passage.rest)
+        return sum(
+            stretch.tokens * (times - (stretch not in answered))
+            for stretch, times in prompts.items()
         )
 
     def _reach(self, sequence: TokenSequence, position: int, born: int) -> Stretch:

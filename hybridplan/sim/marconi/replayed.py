@@ -9,20 +9,20 @@ back. Prompts at a unit above one token give the lower bound of `sim.request`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from hybridplan.errors import InputError, RefusalError
 from hybridplan.ledger.work.step import StepWork
-from hybridplan.sim.ceiling import InfiniteCache
 from hybridplan.sim.marconi.artifact import ArtifactCache
 from hybridplan.sim.marconi.costs import ModelCosts
+from hybridplan.sim.marconi.losses import BOUNDLESS, Losses, LossLedger, Server
 from hybridplan.sim.marconi.paper import PaperCache, PaperMarconi
 from hybridplan.sim.marconi.tuning import ArtifactMarconi
 from hybridplan.sim.marconi.vllm_plus import VllmPlusCache
-from hybridplan.sim.outcome import EngineUse, LossCause, RequestOutcome, StateUse
+from hybridplan.sim.outcome import EngineUse, RequestOutcome, StateUse
 from hybridplan.sim.request import Request
-from hybridplan.sim.sequence import SequenceReader, TokenSequence
+from hybridplan.sim.sequence import SequenceReader
 from hybridplan.sim.time.clock import Pass
 
 Mode = Literal["paper", "artifact"]
@@ -51,10 +51,6 @@ class _Cache(Protocol):
     def kv_tokens(self) -> int: ...
     @property
     def bytes(self) -> int: ...
-
-
-class _Server(Protocol):
-    def serve(self, sequence: TokenSequence, prompt_tokens: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +124,8 @@ class MarconiTotals:
 class ReplayedMarconi:
     """Marconi under a stream of requests; see ``replay.Engine`` for the contract.
 
-    ``attribute_losses`` tracks the infinite-cache ceiling and what of it was lost for want of KV
-    (evicted) or of a state.
+    ``attribute_losses`` tracks the infinite-cache ceiling and where the rest was lost, which serves
+    every request a second time.
     """
 
     reading = "lower"
@@ -145,7 +141,11 @@ class ReplayedMarconi:
         self.step_index = 0
         self._reader = SequenceReader()
         self._server, self._cache, self._tree = _build(config)
-        self._ceiling = InfiniteCache() if attribute_losses else None
+        self._losses: LossLedger | None = None
+        if attribute_losses:
+            boundless, *_ = _build(replace(config, capacity_bytes=BOUNDLESS))
+            blocks = config.policy == "vllm+"
+            self._losses = LossLedger(boundless, config.block_tokens if blocks else 1)
         self._waiting: deque[tuple[int, Request, int]] = deque()
         self._orders = 0
         self._requests = self._requests_hit = self._prompt_tokens = self._hit_tokens = 0
@@ -180,7 +180,10 @@ class ReplayedMarconi:
         prompt_tokens = request.prompt.length_tokens
         hit_tokens = self._server.serve(self._reader.read(request), prompt_tokens)
         kv_hit_tokens = max(hit_tokens, self._cache.matched_tokens)
-        ceiling, lost = self._losses(request, hit_tokens, kv_hit_tokens)
+        ceiling: int | None = None
+        lost: Losses = ()
+        if self._losses is not None:
+            ceiling, lost = self._losses.of(request, hit_tokens)
         self._requests += 1
         self._requests_hit += hit_tokens > 0
         self._prompt_tokens += prompt_tokens
@@ -267,44 +270,8 @@ class ReplayedMarconi:
             bootstrap_window=tuned.bootstrap_window if tuned else None,
         )
 
-    def _losses(
-        self, request: Request, hit_tokens: int, kv_hit_tokens: int
-    ) -> tuple[int | None, tuple[tuple[LossCause, int], ...]]:
-        """Where the ceiling was missed. Marconi keeps all KV it was given until it evicts it (or
-        refuses it for want of room), so missing KV counts as evicted; vLLM+ only knows blocks."""
-        if self._ceiling is None:
-            return None, ()
-        ceiling = self._ceiling.reusable_tokens(request)
-        self._ceiling.remember(request)
-        lost = max(0, ceiling - hit_tokens)
-        inside = 0
-        if self.config.policy == "vllm+":
-            inside = min(lost, ceiling % self.config.block_tokens)
-        evicted = min(lost - inside, max(0, ceiling - inside - kv_hit_tokens))
-        causes = (
-            (LossCause.FORK_INSIDE_BLOCK, inside),
-            (LossCause.EVICTED, evicted),
-            (LossCause.NO_CHUNK_END, lost - inside - evicted),
-        )
-        return ceiling, tuple((cause, tokens) for cause, tokens in causes if tokens)
 
-
-def _served(order: int, prompt_tokens: int, hit_tokens: int, output_tokens: int) -> list[Pass]:
-    """A request alone on the device. After a hit of the whole prompt the first token takes a decode
-    step, as its last token is read again."""
-    if hit_tokens < prompt_tokens:
-        chunk = (hit_tokens, prompt_tokens - hit_tokens)
-        first = StepWork(chunks=[chunk], head_rows=1)
-    else:
-        first = StepWork([prompt_tokens], head_rows=1)
-    passes = [Pass(first, (order,))]
-    if output_tokens > 1:
-        rest = StepWork([prompt_tokens + 1], head_rows=1, repeats=output_tokens - 1)
-        passes.append(Pass(rest))
-    return passes
-
-
-def _build(config: MarconiConfig) -> tuple[_Server, _Cache, _Tree]:
+def _build(config: MarconiConfig) -> tuple[Server, _Cache, _Tree]:
     costs, capacity = config.costs, config.capacity_bytes
     if config.policy == "vllm+":
         blocks = VllmPlusCache(costs, capacity, config.block_tokens)

@@ -25,6 +25,10 @@ SCHEMA_VERSION = 1
 POINTS = 13
 PARTS = (32, 16)
 """Samples of 1/32 where the pool is large enough for them, else of 1/16, else a full run."""
+LEAST_SAMPLED_REQUESTS = 25
+"""Below that many requests a sample tells nothing, and a full run costs little."""
+_RESOLUTION = 0.0005
+"""Of the hit rate, which is shown in tenths of points."""
 _HEADROOM = 1.25
 _MOST_BYTES = 1 << 50
 How: TypeAlias = Literal["one pass", "sampled", "full run", "refused"]
@@ -53,6 +57,8 @@ class Curve:
     ``exact`` tells whether the points are those of full replays, ``why`` the reason. ``ceiling``
     is the rate with unlimited memory under the same policy. ``worst_error`` is the largest
     difference between a checked point and its full run, in hit rate; None without checks.
+    ``outside`` counts checked points whose full run lies outside their interval by more than 0.05
+    points.
     """
 
     schema_version: int
@@ -66,6 +72,7 @@ class Curve:
     points: tuple[CurvePoint, ...]
     checked: int
     worst_error: float | None
+    outside: int
 
 
 def memory_curve(
@@ -117,7 +124,16 @@ def memory_curve(
         points=points,
         checked=len(errors),
         worst_error=max(errors, default=None),
+        outside=sum(not _covered(point) for point in points),
     )
+
+
+def _covered(point: CurvePoint) -> bool:
+    """Whether the interval of a sampled point holds the full run, where there was one."""
+    full, low, high = point.full_hit_rate, point.low, point.high
+    if point.how != "sampled" or full is None or low is None or high is None:
+        return True
+    return low - _RESOLUTION <= full <= high + _RESOLUTION
 
 
 def _sizes(values: object) -> list[int]:
@@ -203,7 +219,7 @@ class _Work:
                 " requests run one at a time, so no eviction depends on the pool's size"
             )
         if self.is_exact(points):
-            return "full replays: the pools are too small for samples"
+            return "full replays: the pools or the trace are too small for samples"
         return (
             f"{SAMPLES} disjoint samples of 1/{PARTS[0]} or 1/{PARTS[1]} of the prefix trees"
             f" (cut at {self._depth} units) on pools shrunk alike; states and KV share the"
@@ -241,6 +257,8 @@ class _Work:
 
     def _sampled(self, memory: int) -> Estimate | None:
         for parts in PARTS:
+            if self.whole.requests < parts * LEAST_SAMPLED_REQUESTS:
+                continue
             small = shrunk(self._make(memory)[1], parts, self.whole.use)
             if small is None:
                 continue

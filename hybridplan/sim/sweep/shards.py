@@ -58,7 +58,9 @@ def _tree(request: Request, depth: int) -> bytes:
         return b"alone " + request.request_id.encode()
     first = tuple(identity.ids[:depth])
     name = first[-1:] if identity.chained else first
-    return blake2b(repr((identity.scope, name)).encode(), digest_size=8).digest()
+    # A scope is "FILE/SESSION": without the file's name a copy of it gives the same samples.
+    session = identity.scope.partition("/")[2]
+    return blake2b(repr((session, name)).encode(), digest_size=8).digest()
 
 
 def sample(requests: Iterable[Request], depth: int, parts: int, number: int) -> Iterator[Request]:

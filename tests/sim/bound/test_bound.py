@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import cache
-from itertools import combinations
+from itertools import combinations, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -134,6 +134,14 @@ def test_enough_memory_is_infinite_memory(trace: list[Served]) -> None:
         spare = max(0, request.prompt.length_tokens - 1)
         assert hit == min(ceiling.reusable_tokens(request), spare)
         ceiling.remember(request)
+
+
+@given(traces(requests=5, tokens=8))
+@settings(max_examples=60, deadline=None)
+def test_no_order_of_requests_hits_more_than_the_most(trace: list[Served]) -> None:
+    most = Trie(as_requests(trace)).most_hits()
+    for order in permutations(trace):
+        assert sum(Trie(as_requests(list(order))).infinite_hits()) <= most
 
 
 @st.composite

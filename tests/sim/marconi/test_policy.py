@@ -13,6 +13,7 @@ from hybridplan.sim.marconi.integrity import check_integrity
 from hybridplan.sim.marconi.paper import PaperCache, PaperMarconi
 from hybridplan.sim.marconi.replayed import MarconiConfig, ReplayedMarconi
 from hybridplan.sim.marconi.tree import Node
+from hybridplan.sim.outcome import LossCause
 from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.sequence import TokenSequence
@@ -222,3 +223,19 @@ def test_bad_configurations_are_refused_with_their_numbers(wrong: dict[str, obje
     with pytest.raises(InputError) as refusal:
         MarconiConfig(**{"costs": SMALL, "capacity_bytes": 1, **wrong})
     assert any(str(value) in refusal.value.sentence for value in wrong.values())
+
+
+@pytest.mark.parametrize("mode", ["paper", "artifact"])
+def test_a_state_that_was_evicted_is_not_one_that_was_never_made(mode: str) -> None:
+    """A node with one child only loses its state: its KV is there, and memory lost the hit."""
+    first = list(range(100))
+    second, other = first + list(range(200, 250)), list(range(300, 360))
+    requests = requests_of(first, second, other, first + [999] * 5, output=0)
+    engine = ReplayedMarconi(MarconiConfig(SMALL, SMALL.prefix_bytes(210, 2), mode=mode))
+    last = list(Replay(requests, engine))[-1]
+    assert (last.hit_tokens, last.kv_hit_tokens, last.ceiling_tokens) == (0, 100, 100)
+    assert last.lost == ((LossCause.EVICTED, 100),)
+    shared = [first + [1000 * k] * 20 for k in (1, 2)]
+    roomy = ReplayedMarconi(MarconiConfig(SMALL, 1 << 40, mode=mode))
+    last = list(Replay(requests_of(*shared), roomy))[-1]
+    assert last.lost == ((LossCause.NO_CHUNK_END, 100),)

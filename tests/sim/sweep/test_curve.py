@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from hybridplan.errors import InputError
+from hybridplan.report.curve import screen
 from hybridplan.sim.cell import run_cell
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.settings import canonical
@@ -64,6 +65,36 @@ def test_default_memories_reach_the_unlimited_rate(engine: str) -> None:
     curve = memory_curve({**short, "model": "qwen3.5-0.8b", "engine": engine}, checks=0)
     answered = [point.hit_rate for point in curve.points if point.hit_rate is not None]
     assert answered[-1] == pytest.approx(curve.ceiling, abs=1e-12)
+
+
+def test_a_short_trace_is_run_in_full(trace: str) -> None:
+    curve = memory_curve(asked(trace, model="qwen3.5-0.8b", kv_memory="250GiB", limit=399))
+    assert [point.how for point in curve.points] == ["full run"]
+    assert curve.why == "full replays: the pools or the trace are too small for samples"
+
+
+def marconi(trace: str, *sizes: str) -> dict[str, object]:
+    return asked(trace, model="qwen3.5-0.8b", engine="marconi:paper", kv_memory=list(sizes))
+
+
+def test_full_runs_outside_the_interval_are_counted(trace: str) -> None:
+    curve = memory_curve(marconi(trace, "2GiB", "16GiB"), checks=2)
+    small, large = curve.points
+    assert small.how == large.how == "sampled"
+    assert (small.high or 0) < (small.full_hit_rate or 0) - 0.0005
+    assert large.full_hit_rate == pytest.approx(large.hit_rate, abs=0.0005)
+    assert (curve.checked, curve.outside) == (2, 1)
+    assert any("outside their interval: 1 of those" in str(part) for part in screen(curve))
+
+
+def test_a_copy_of_the_trace_gives_the_same_samples(trace: str, tmp_path: Path) -> None:
+    copy = tmp_path / "another-name.jsonl"
+    copy.write_bytes(Path(trace).read_bytes())
+    here, there = (
+        memory_curve(marconi(path, "2GiB"), checks=0).points for path in (trace, str(copy))
+    )
+    assert here[0].how == "sampled"
+    assert here == there
 
 
 def test_samples_are_disjoint_and_keep_trees_whole() -> None:
