@@ -271,6 +271,21 @@ class ReplayedMarconi:
         )
 
 
+def _served(order: int, prompt_tokens: int, hit_tokens: int, output_tokens: int) -> list[Pass]:
+    """A request alone on the device. After a hit of the whole prompt the first token takes a decode
+    step, as its last token is read again."""
+    if hit_tokens < prompt_tokens:
+        chunk = (hit_tokens, prompt_tokens - hit_tokens)
+        first = StepWork(chunks=[chunk], head_rows=1)
+    else:
+        first = StepWork([prompt_tokens], head_rows=1)
+    passes = [Pass(first, (order,))]
+    if output_tokens > 1:
+        rest = StepWork([prompt_tokens + 1], head_rows=1, repeats=output_tokens - 1)
+        passes.append(Pass(rest))
+    return passes
+
+
 def _build(config: MarconiConfig) -> tuple[Server, _Cache, _Tree]:
     costs, capacity = config.costs, config.capacity_bytes
     if config.policy == "vllm+":
