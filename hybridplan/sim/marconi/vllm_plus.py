@@ -3,6 +3,9 @@
 vLLM's real `align` mode is not this. Deviation 11 of the artifact: a block of fewer tokens than
 the block size also counts as a state, can be a hit, and is filled up later; the estimate of the
 room needed is tokens / block size fractional states and counts the root as a block.
+
+Blocks that follow one another and were last used together are kept as one run, so that a request
+costs what it shares and leaves in runs, not in blocks.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from hybridplan.sim.marconi.costs import ModelCosts
 from hybridplan.sim.sequence import TokenSequence, common_tokens
 
 
-class Block:
-    """KV of ``sequence[start:end]``, at most a block, and the state at its end."""
+class Run:
+    """Whole blocks of ``sequence[start:end]`` with a state at the end of each, or one block that is
+    not full. Whole runs that follow hang in ``full`` by their first block's ``key``, blocks that
+    are not full in ``partial``. ``used`` are the starts of blocks whose state served a hit."""
 
     __slots__ = (
         "access",
         "end",
         "full",
+        "key",
         "offered",
         "parent",
         "partial",
@@ -28,20 +34,25 @@ class Block:
         "used",
     )
 
-    def __init__(self, sequence: TokenSequence, start: int, end: int, parent: Block | None) -> None:
+    def __init__(self, sequence: TokenSequence, start: int, end: int, parent: Run | None) -> None:
         self.sequence = sequence
         self.start = start
         self.end = end
         self.parent = parent
-        self.full: dict[bytes, Block] = {}
-        self.partial: dict[Block, None] = {}  # in the order they came or were last extended
+        self.key = b""
+        self.full: dict[bytes, Run] = {}
+        self.partial: dict[Run, None] = {}  # in the order they came or were last extended
         self.access = 0
         self.offered = -1
-        self.used = False
+        self.used: set[int] = set()
 
     @property
     def tokens(self) -> int:
         return self.end - self.start
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.full and not self.partial
 
 
 class VllmPlusCache:
@@ -51,14 +62,14 @@ class VllmPlusCache:
         self.costs = costs
         self.capacity_bytes = capacity_bytes
         self.block_tokens = block_tokens
-        self.root = Block(TokenSequence(b"", 1, 0), 0, 0, None)
+        self.root = Run(TokenSequence(b"", 1, 0), 0, 0, None)
         self.alpha = 0.0
         self.states = self.states_kept = self.states_hit = 0
         self.kv_tokens = self.evictions = self.refused = self.matched_tokens = 0
         self._now = 0
         # No two leaves are equally old: a request touches one path from the root, so the blocks
         # touched last at one time lie on a chain, and a chain has one leaf.
-        self._leaves: list[tuple[int, int, Block]] = []
+        self._leaves: list[tuple[int, int, Run]] = []
         self._count = 0
 
     @property
@@ -73,9 +84,10 @@ class VllmPlusCache:
 
     def lookup(self, sequence: TokenSequence, prompt_tokens: int) -> int:
         """Hit tokens of a prompt, partial blocks included."""
-        last, _ = self._match(sequence, prompt_tokens)
-        if last is not self.root and not last.used:
-            last.used = True
+        last = self._match(sequence, prompt_tokens)
+        last_block = max(last.start, last.end - self.block_tokens)
+        if last is not self.root and last_block not in last.used:
+            last.used.add(last_block)
             self.states_hit += 1
         self.matched_tokens = last.end
         return last.end
@@ -84,7 +96,7 @@ class VllmPlusCache:
         """Put prompt and output into the tree, block by block."""
         self._now += 1
         end = sequence.length_tokens
-        _, blocks = self._match(sequence, end)
+        blocks = -(-self._match(sequence, end).end // self.block_tokens)
         new_tokens = end - self.block_tokens * (blocks + 1)
         needed = (
             new_tokens / self.block_tokens * self.costs.state_bytes
@@ -95,82 +107,108 @@ class VllmPlusCache:
             self._evict(over)
         self._insert(sequence, end)
 
-    def _match(self, sequence: TokenSequence, end: int) -> tuple[Block, int]:
-        """The last block matched and how many there were; touches whole blocks only."""
+    def _match(self, sequence: TokenSequence, end: int) -> Run:
+        """What ends with the last block matched; touches whole blocks only."""
         self._now += 1
-        node, position, blocks = self.root, 0, 0
-        while True:
-            node.access = self._now
-            child = self._whole_block(node, sequence, position, end)
-            if child is None:
-                break
-            node, position, blocks = child, child.end, blocks + 1
+        node = self._descend(sequence, end)
         self._offer(node)
         for part in node.partial:
-            if _runs_along(part, sequence, position, end) == part.tokens:
-                return part, blocks + 1
-        return node, blocks
+            if _runs_along(part, sequence, end) == part.tokens:
+                return part
+        return node
 
-    def _insert(self, sequence: TokenSequence, end: int) -> None:
+    def _descend(self, sequence: TokenSequence, end: int) -> Run:
+        """Touch the whole blocks that the sequence shares; the run that ends with the last."""
         size = self.block_tokens
-        node, position = self.root, 0
+        node = self.root
         while True:
             node.access = self._now
-            if position == end:
-                break
-            child = self._whole_block(node, sequence, position, end)
-            if child is None:
-                child = self._longest_part(node, sequence, position, end)
-            if child is not None:
-                node, position = child, child.end
-            elif node is self.root or node.tokens == size:
-                upto = min(end, position + size)
-                child = Block(sequence, position, upto, node)
-                self.states += 1
-                self.states_kept += 1
-                self.kv_tokens += child.tokens
-                self._hang(node, child)
-                node, position = child, upto
-            else:
-                position = self._fill(node, sequence, end)
+            position = node.end
+            if end - position < size:
+                return node
+            run = node.full.get(sequence.key(position, size))
+            if run is None:
+                return node
+            shared = _runs_along(run, sequence, end) // size * size
+            node = run if shared == run.tokens else self._split(run, position + shared)
+
+    def _insert(self, sequence: TokenSequence, end: int) -> None:
+        node = self._descend(sequence, end)
+        part = self._longest_part(node, sequence, end)
+        if part is not None:
+            part.access = self._now
+            node = part if part.end == end else self._fill(part, sequence, end)
+        whole_tokens = (end - node.end) // self.block_tokens * self.block_tokens
+        if whole_tokens:
+            node = self._add_blocks(node, sequence, node.end + whole_tokens)
+        if node.end < end:
+            node = self._add_part(node, sequence, end)
         self._offer(node)
 
-    def _fill(self, block: Block, sequence: TokenSequence, end: int) -> int:
-        parent = block.parent
+    def _add_blocks(self, node: Run, sequence: TokenSequence, end: int) -> Run:
+        self._count_states((end - node.end) // self.block_tokens, end - node.end)
+        if node is not self.root and node.is_leaf:
+            node.sequence, node.end = sequence, end
+            return node
+        run = Run(sequence, node.end, end, node)
+        self._hang(run)
+        return run
+
+    def _add_part(self, node: Run, sequence: TokenSequence, end: int) -> Run:
+        self._count_states(1, end - node.end)
+        part = Run(sequence, node.end, end, node)
+        part.access = self._now
+        node.partial[part] = None
+        return part
+
+    def _count_states(self, states: int, tokens: int) -> None:
+        self.states += states
+        self.states_kept += states
+        self.kv_tokens += tokens
+
+    def _fill(self, part: Run, sequence: TokenSequence, end: int) -> Run:
+        """Fill a block up as far as the sequence goes; the run that now ends with it."""
+        parent = part.parent
         assert parent is not None
-        upto = min(end, block.start + self.block_tokens)
-        self.kv_tokens += upto - block.end
-        del parent.partial[block]
-        block.sequence, block.end = sequence, upto
-        self._hang(parent, block)
-        return upto
-
-    def _hang(self, parent: Block, block: Block) -> None:
-        if block.tokens == self.block_tokens:
-            parent.full[block.sequence.key(block.start, self.block_tokens)] = block
+        upto = min(end, part.start + self.block_tokens)
+        self.kv_tokens += upto - part.end
+        part.sequence, part.end = sequence, upto
+        del parent.partial[part]
+        if part.tokens < self.block_tokens:
+            parent.partial[part] = None
+        elif parent is self.root or not parent.is_leaf:
+            self._hang(part)
         else:
-            parent.partial[block] = None
+            parent.sequence, parent.end = sequence, upto
+            parent.used |= part.used
+            part.parent = None
+            return parent
+        return part
 
-    def _whole_block(
-        self, node: Block, sequence: TokenSequence, position: int, end: int
-    ) -> Block | None:
-        if end - position < self.block_tokens:
-            return None
-        return node.full.get(sequence.key(position, self.block_tokens))
+    def _hang(self, run: Run) -> None:
+        assert run.parent is not None
+        run.access = self._now
+        run.key = run.sequence.key(run.start, self.block_tokens)
+        run.parent.full[run.key] = run
 
-    def _longest_part(
-        self, node: Block, sequence: TokenSequence, position: int, end: int
-    ) -> Block | None:
+    def _split(self, run: Run, at: int) -> Run:
+        """Cut a run at a block's end; the new upper run takes its place."""
+        upper = Run(run.sequence, run.start, at, run.parent)
+        upper.used = {start for start in run.used if start < at}
+        run.used -= upper.used
+        self._hang(upper)
+        run.start, run.parent = at, upper
+        run.key = run.sequence.key(at, self.block_tokens)
+        upper.full[run.key] = run
+        return upper
+
+    def _longest_part(self, node: Run, sequence: TokenSequence, end: int) -> Run | None:
         """A partial block that the sequence continues, unless another child shares more."""
-        found = [
-            part
-            for part in node.partial
-            if _runs_along(part, sequence, position, end) == part.tokens
-        ]
+        found = [part for part in node.partial if _runs_along(part, sequence, end) == part.tokens]
         if not found:
             return None
         others = [*node.full.values(), *node.partial]
-        most = max(_runs_along(other, sequence, position, end) for other in others)
+        most = max(_runs_along(other, sequence, end) for other in others)
         return next((part for part in found if part.tokens == most), None)
 
     def _evict(self, over: float) -> None:
@@ -183,25 +221,34 @@ class VllmPlusCache:
                 continue
             leaf.offered = -1
             parent = leaf.parent
-            if parent is None or leaf.full or leaf.partial or access != leaf.access:
+            if parent is None or not leaf.is_leaf or access != leaf.access:
                 continue
-            freed += self.costs.prefix_bytes(leaf.tokens)
-            self.states -= 1
-            self.kv_tokens -= leaf.tokens
-            if leaf.tokens == self.block_tokens:
-                del parent.full[leaf.sequence.key(leaf.start, self.block_tokens)]
+            # The blocks before the last are as old as it is, and so go next.
+            block_tokens = min(leaf.tokens, self.block_tokens)
+            block_bytes = self.costs.prefix_bytes(block_tokens)
+            while freed < over and leaf.end > leaf.start:
+                freed += block_bytes
+                leaf.end -= block_tokens
+                self.states -= 1
+                self.kv_tokens -= block_tokens
+            if leaf.end > leaf.start:
+                leaf.used = {start for start in leaf.used if start < leaf.end}
+                self._offer(leaf)
+                continue
+            leaf.parent = None
+            if block_tokens == self.block_tokens:
+                del parent.full[leaf.key]
             else:
                 del parent.partial[leaf]
-            leaf.parent = None
             self._offer(parent)
 
-    def _offer(self, block: Block) -> None:
-        if block.parent is None or block.full or block.partial or block.offered == block.access:
+    def _offer(self, run: Run) -> None:
+        if run.parent is None or not run.is_leaf or run.offered == run.access:
             return
-        block.offered = block.access
+        run.offered = run.access
         self._count += 1
-        heapq.heappush(self._leaves, (block.access, self._count, block))
+        heapq.heappush(self._leaves, (run.access, self._count, run))
 
 
-def _runs_along(block: Block, sequence: TokenSequence, position: int, end: int) -> int:
-    return common_tokens(block.sequence, block.start, block.end, sequence, position, end)
+def _runs_along(run: Run, sequence: TokenSequence, end: int) -> int:
+    return common_tokens(run.sequence, run.start, run.end, sequence, run.start, end)
