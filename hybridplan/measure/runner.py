@@ -6,20 +6,21 @@ import datetime
 import gc
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import HybridplanError, InputError
-from hybridplan.ledger.calibration import KIND, SCHEMA_VERSION, Calibration
+from hybridplan.ledger.calibration import KIND, SCHEMA_VERSION, Calibration, Constant
 from hybridplan.ledger.logs.result import LogReport
 from hybridplan.measure import device as devices
 from hybridplan.measure import extras
 from hybridplan.measure.result import SCHEMA_VERSION as RESULT_VERSION
-from hybridplan.measure.result import Check, Device, MeasureResult, failed
+from hybridplan.measure.result import Check, Device, MeasureResult, Series, failed
 
 CHECKS: tuple[tuple[str, str], ...] = (
     ("bytes", "pools against the plan"),
@@ -121,11 +122,32 @@ def run(ask: Ask, say: Say = lambda _: None) -> MeasureResult:
         device=card,
         layers=context.layers,
         checks=tuple(checks),
-        series=tuple(context.series),
+        series=tuple(_finite_points(curve) for curve in context.series),
         calibration=None if cpu else _calibration(ask, card, context, date),
         log=ask.log,
         notes=tuple(notes),
     )
+
+
+def _finite_points(curve: Series) -> Series:
+    """The curve without points that are no numbers, which JSON and a picture cannot hold."""
+    kept = [p for p in curve.points if isfinite(p.x) and isfinite(p.measured)]
+    return replace(
+        curve,
+        points=tuple(
+            p if p.predicted is None or isfinite(p.predicted) else replace(p, predicted=None)
+            for p in kept
+        ),
+    )
+
+
+def _finite_constants(found: Mapping[str, Constant]) -> dict[str, Constant]:
+    """By name, without those that came out as no number."""
+    return {
+        name: c if c.spread is None or isfinite(c.spread) else replace(c, spread=None)
+        for name, c in sorted(found.items())
+        if isfinite(c.value)
+    }
 
 
 def _enough_memory(card: Device) -> None:
@@ -242,7 +264,7 @@ def _calibration(ask: Ask, card: Device, context: Any, date: str) -> Calibration
             )
             if value is not None
         },
-        constants=dict(sorted(context.constants.items())),
+        constants=_finite_constants(context.constants),
         fitted_points=fitted,
         judged_points=judged,
         mean_error=mean,
