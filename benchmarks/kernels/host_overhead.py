@@ -75,11 +75,12 @@ def stand_in_for_cuda() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(-3, 1 << 30)
     libc.mallopt(-1, (1 << 31) - 1)
-    from hybridplan.kernels.common import checks, delta_inputs, delta_launch, launch
+    from hybridplan.kernels.common import checks, delta_inputs, delta_launch, launch, recipe, slots
 
     launch.require_device = delta_inputs.require_device = lambda _: None
     launch.has_tma = delta_launch.has_tma = lambda _: True
-    checks.is_capturing = lambda _: False
+    for module in (checks, recipe, delta_launch, slots):
+        module.is_capturing = lambda _: False
     launch.sm_count.cache_clear()
     launch.sm_count = delta_launch.sm_count = lambda _: 132
 
@@ -129,33 +130,45 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     q, k, v = some(tokens, 8, 128), some(tokens, 8, 128), some(tokens, 64, 64)
     pool, head = some(9, 64, 64, 128, dtype=torch.float32), some(64, dtype=torch.float32)
     for label, gate in (
-        ("Mamba-2", MambaStep(some(tokens, 64), head, head)),
+        ("Mamba-2", MambaStep(some(tokens, 64), head, head.clone())),
         ("lightning", HeadDecay(head)),
     ):
-        yield f"scalar_decay prefill, {label}", functools.partial(
-            ssd.chunk_prefill, q, k, v, gate, pool, slots[:1]
+        yield (
+            f"scalar_decay prefill, {label}",
+            functools.partial(ssd.chunk_prefill, q, k, v, gate, pool, slots[:1]),
         )
-    yield "scalar_decay prefill, segments", functools.partial(
-        ssd.chunk_prefill, q, k, v, HeadDecay(head), pool, slots[:1], segment_chunks=tokens // 256
+    yield (
+        "scalar_decay prefill, segments",
+        functools.partial(
+            ssd.chunk_prefill,
+            q,
+            k,
+            v,
+            HeadDecay(head),
+            pool,
+            slots[:1],
+            segment_chunks=tokens // 256,
+        ),
     )
     yield "scalar_decay decode", functools.partial(
-        ssd_step.recurrent_step, q[:8], k[:8], v[:8], MambaStep(some(8, 64), head, head), pool,
+        ssd_step.recurrent_step, q[:8], k[:8], v[:8], MambaStep(some(8, 64), head, head.clone()), pool,
         slots,
     )  # fmt: skip
     g = some(tokens, 16, 128)
     pool = some(9, 16, 128, 128, dtype=torch.float32)
-    yield "gated_linear prefill", functools.partial(
-        gla.chunk_prefill, g, g, g, g, pool, slots[:1]
-    )
-    yield "gated_linear decode", functools.partial(
-        gla_step.recurrent_step, g[:8], g[:8], g[:8], g[:8], pool, slots
+    yield "gated_linear prefill", functools.partial(gla.chunk_prefill, g, g, g, g, pool, slots[:1])
+    yield (
+        "gated_linear decode",
+        functools.partial(gla_step.recurrent_step, g[:8], g[:8], g[:8], g[:8], pool, slots),
     )
     x1, w, windows = some(tokens, 6144), some(6144, 4), some(9, 3, 6144)
-    yield "short_conv prefill", functools.partial(
-        conv.chunk_prefill, x1, w, None, windows, slots[:1]
+    yield (
+        "short_conv prefill",
+        functools.partial(conv.chunk_prefill, x1, w, None, windows, slots[:1]),
     )
-    yield "short_conv decode", functools.partial(
-        conv_step.recurrent_step, x1[:8], w, None, windows, slots
+    yield (
+        "short_conv decode",
+        functools.partial(conv_step.recurrent_step, x1[:8], w, None, windows, slots),
     )
     cache, table = some(2048, 16, 2, 256), torch.arange(2048, dtype=torch.int32).view(8, 256)
     yield "paged_attention decode", functools.partial(
@@ -172,8 +185,10 @@ def measure(operator: str, call: Callable[[], object], idle: Any, count: int) ->
         call()
     before = (idle.launches, idle.maps, idle.pointer_queries)
     call()
-    asked = [b - a for a, b in zip(before, (idle.launches, idle.maps, idle.pointer_queries), strict=True)]
-    us = min(_mean_us(call, count) for _ in range(5))
+    asked = [
+        b - a for a, b in zip(before, (idle.launches, idle.maps, idle.pointer_queries), strict=True)
+    ]
+    us = min(_mean_us(call, count // 5) for _ in range(25))
     with staged() as stages:
         per_call = statistics.mean(_mean_us(call, count) for _ in range(5))
         spent = {k: v / 5 / count / 1e3 for k, v in stages.ns.items()}
@@ -205,8 +220,15 @@ def launchers() -> list[Any]:
 @contextmanager
 def staged() -> Iterator[Stages]:
     """Wrap the functions of each stage wherever a kernel module has them, for a while."""
-    from hybridplan.kernels.common import checks, delta_inputs, delta_launch, launch, slots, spans
-    from hybridplan.kernels.common import varlen
+    from hybridplan.kernels.common import (
+        checks,
+        delta_inputs,
+        delta_launch,
+        launch,
+        slots,
+        spans,
+        varlen,
+    )
 
     stages = Stages()
     functions = {
@@ -258,9 +280,10 @@ def main() -> None:
     rows = [measure(name, call, idle, args.calls) for name, call in calls(args.tokens)]
     for row in rows:
         stages = ", ".join(f"{k} {v:.1f}" for k, v in row.stages_us.items())
-        print(f"{row.operator:36s} {row.us:7.1f} us  {row.launches} launches  {stages}")
+        line = f"{row.operator:36s} {row.us:7.1f} us  {row.launches} launches  {stages}"
+        sys.stdout.write(line + "\n")
     for refusal in sorted({r for row in rows for r in row.refusals}):
-        print(f"direct launch refused: {refusal}")
+        sys.stdout.write(f"direct launch refused: {refusal}\n")
     if args.json:
         found = {"triton": triton.__version__, "torch": torch.__version__}
         text = json.dumps({**found, "rows": [asdict(r) for r in rows]}, indent=1)

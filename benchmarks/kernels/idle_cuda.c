@@ -1,5 +1,5 @@
 /* A libcuda.so.1 whose calls succeed and do nothing: it counts launches and encoded tensor maps,
-   and keeps the parameters of the last launch. Triton's own launcher runs against it without a GPU,
+   and digests all that each launch was given. Triton's own launcher runs against it without a GPU,
    so that the host's share of a call can be measured and two ways of launching compared. */
 
 #include <string.h>
@@ -7,32 +7,30 @@
 #include "cuda.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define MOST_BYTES 8192
+#define MOST_FUNCTIONS 512
+#define MOST_PARAMETERS 128
 
 EXPORT long idle_launches, idle_maps, idle_pointer_queries;
-EXPORT int idle_sizes[256], idle_size_count; /* bytes of each kernel parameter, set before */
-EXPORT unsigned char idle_parameters[MOST_BYTES];
-EXPORT int idle_parameter_bytes;
-EXPORT unsigned idle_grid[3], idle_block, idle_shared_bytes;
-EXPORT void *idle_stream, *idle_function;
+EXPORT int idle_sizes[MOST_FUNCTIONS][MOST_PARAMETERS]; /* bytes of each parameter, 0 after all */
+EXPORT unsigned long long idle_digest;
 
-static long modules;
+static long functions;
+
+static void digest(const void *data, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++)
+    idle_digest = (idle_digest ^ ((const unsigned char *)data)[i]) * 1099511628211ull;
+}
 
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **extra) {
+  long id = (long)f;
+  if (id < 1 || id >= MOST_FUNCTIONS) return CUDA_ERROR_INVALID_VALUE;
   idle_launches++;
-  idle_grid[0] = c->gridDimX;
-  idle_grid[1] = c->gridDimY;
-  idle_grid[2] = c->gridDimZ;
-  idle_block = c->blockDimX;
-  idle_shared_bytes = c->sharedMemBytes;
-  idle_stream = c->hStream;
-  idle_function = f;
-  idle_parameter_bytes = 0;
-  for (int i = 0; i < idle_size_count; i++) {
-    if (idle_parameter_bytes + idle_sizes[i] > MOST_BYTES) return CUDA_ERROR_INVALID_VALUE;
-    memcpy(idle_parameters + idle_parameter_bytes, p[i], idle_sizes[i]);
-    idle_parameter_bytes += idle_sizes[i];
-  }
+  digest(&id, sizeof id);
+  digest(&c->gridDimX, 6 * sizeof c->gridDimX); /* grid and block lie side by side */
+  digest(&c->sharedMemBytes, sizeof c->sharedMemBytes);
+  digest(&c->hStream, sizeof c->hStream);
+  digest(&c->numAttrs, sizeof c->numAttrs);
+  for (int i = 0; idle_sizes[id][i]; i++) digest(p[i], idle_sizes[id][i]);
   return CUDA_SUCCESS;
 }
 
@@ -61,7 +59,7 @@ EXPORT CUresult cuPointerGetAttribute(void *to, CUpointer_attribute a, CUdevicep
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *m, const void *image) {
-  *m = (CUmodule)++modules;
+  *m = (CUmodule)++functions;
   return CUDA_SUCCESS;
 }
 

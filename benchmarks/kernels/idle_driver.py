@@ -22,7 +22,7 @@ SOURCE = Path(__file__).with_name("idle_cuda.c")
 
 
 class IdleCuda:
-    """The counters and the last launch of the idle libcuda."""
+    """The counters of the idle libcuda, and a digest of its launches."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -45,21 +45,18 @@ class IdleCuda:
         """Pointers that the launcher asked the driver about."""
         return self._long("idle_pointer_queries").value
 
-    def expect(self, compiled: Any) -> None:
-        """Record the parameters of the coming launches, of the sizes of this kernel's."""
+    def knows(self, compiled: Any) -> None:
+        """Make the digest of this kernel's launches include their parameters."""
         sizes = parameter_bytes(compiled.asm["ptx"])
-        array = (ctypes.c_int * 256).in_dll(self._library, "idle_sizes")
-        array[: len(sizes)] = sizes
-        ctypes.c_int.in_dll(self._library, "idle_size_count").value = len(sizes)
+        table = (ctypes.c_int * 128 * 512).in_dll(self._library, "idle_sizes")
+        table[compiled.function][: len(sizes)] = sizes
 
-    def last(self) -> tuple[tuple[int, ...], int, int, bytes]:
-        """Grid, threads, shared bytes and parameters of the last launch."""
-        grid = tuple((ctypes.c_uint * 3).in_dll(self._library, "idle_grid"))
-        count = ctypes.c_int.in_dll(self._library, "idle_parameter_bytes").value
-        raw = (ctypes.c_ubyte * 8192).in_dll(self._library, "idle_parameters")
-        threads = ctypes.c_uint.in_dll(self._library, "idle_block").value
-        shared = ctypes.c_uint.in_dll(self._library, "idle_shared_bytes").value
-        return grid, threads, shared, bytes(raw[:count])
+    def digest(self) -> int:
+        """A number that stands for all launches since the last call, with what they were given."""
+        kept = ctypes.c_ulonglong.in_dll(self._library, "idle_digest")
+        value = kept.value
+        kept.value = 14695981039346656037
+        return value
 
 
 def parameter_bytes(ptx: str) -> list[int]:

@@ -128,10 +128,9 @@ def check_slot_layout(
     name: str, slots: torch.Tensor, shape: Sequence[int], device: torch.device
 ) -> None:
     """Check that slot ids are int32 and contiguous; the common case costs three comparisons."""
-    if slots.dtype is torch.int32 and slots.shape == shape and slots.device == device:
-        if slots.is_contiguous():
-            return
-    check_tensor(name, slots, shape, (torch.int32,), device)
+    known = slots.dtype is torch.int32 and slots.shape == shape and slots.device == device
+    if not (known and slots.is_contiguous()):
+        check_tensor(name, slots, shape, (torch.int32,), device)
 
 
 @functools.lru_cache(maxsize=1024)

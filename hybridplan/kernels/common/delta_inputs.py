@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,10 +14,7 @@ from hybridplan.kernels.common.launch import require_device
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a delta-rule layer: tokens, q/k heads H, value heads HV, key width K, width V.
-
-    ``serial`` numbers the checked combination of shapes, strides, dtypes and device.
-    """
+    """Sizes of a delta-rule layer: tokens, q/k heads H, value heads HV, key width K, width V."""
 
     tokens: int
     H: int
@@ -25,11 +22,14 @@ class Sizes:
     K: int
     V: int
     slots: int
-    serial: int = 0
 
 
-_serials = itertools.count()
 _checked: dict[tuple[object, ...], Sizes] = {}
+
+
+def layouts(tensors: Sequence[torch.Tensor | None]) -> tuple[object, ...]:
+    """Shape, strides, dtype and device of each tensor: all that checks of them look at."""
+    return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
 
 
 def checked_sizes(
@@ -46,20 +46,11 @@ def checked_sizes(
     per_channel: bool,
 ) -> Sizes:
     """Check all tensors of a call; the same shapes, strides and dtypes are checked only once."""
-    key = (
-        gate,
-        per_channel,
-        *((t.shape, t.stride(), t.dtype, t.device) for t in (q, k, v, beta, pool)),
-        *(
-            None if t is None else (t.shape, t.stride(), t.dtype, t.device)
-            for t in (gate_input, a_log, dt_bias, out)
-        ),
-    )
+    key = (gate, per_channel, layouts((q, k, v, beta, pool, gate_input, a_log, dt_bias, out)))
     known = _checked.get(key)
     if known is not None:
         return known
-    found = _check(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
-    sizes = replace(found, serial=next(_serials))
+    sizes = _check(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
     if len(_checked) > 4096:
         _checked.clear()
     _checked[key] = sizes

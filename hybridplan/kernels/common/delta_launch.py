@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,16 +26,15 @@ from hybridplan.kernels.common.delta_plan import (
 from hybridplan.kernels.common.delta_scan import _local, _scan
 from hybridplan.kernels.common.launch import (
     INTERPRETED,
+    Launch,
     Launcher,
     Scratch,
     TileMap,
     has_tma,
     next_power_of_2,
-    padded,
     pipeline_stages,
     sm_count,
 )
-from hybridplan.kernels.common.varlen import sequence_lengths
 
 
 class Batch(NamedTuple):
@@ -59,24 +57,19 @@ def state_rows(V: int, K: int) -> int:
 def batch(
     z: Sizes,
     device: torch.device,
-    cu_seqlens: torch.Tensor | Sequence[int] | None,
+    lengths: tuple[int, ...],
     slots: torch.Tensor,
     read_slots: torch.Tensor | None,
-    exports: Sequence[Export],
+    wanted: tuple[Export, ...],
     segment_chunks: int | None,
     trust_ids: bool,
 ) -> Batch:
     """Check a batch and make, or find, its tables."""
-    lengths = (z.tokens,) if cu_seqlens is None else sequence_lengths(cu_seqlens, z.tokens)
-    wanted = tuple(exports)
-    if not trust_ids:
-        check_slot_layout("slots", slots, (len(lengths),), device)
-        if read_slots is not None:
-            check_slot_layout("read_slots", read_slots, (len(lengths),), device)
-        if not is_capturing(device):
-            final = host_values("slots", slots)
-            read = None if read_slots is None else host_values("read_slots", read_slots)
-            _check_writes(final, read, wanted, lengths, z.slots)
+    check_slot_layout("slots", slots, (len(lengths),), device)
+    if read_slots is not None:
+        check_slot_layout("read_slots", read_slots, (len(lengths),), device)
+    if not trust_ids and not is_capturing(device):
+        check_use(slots, read_slots, wanted, lengths, z.slots)
     rows = state_rows(z.V, z.K)
     can_split = aligned(wanted, lengths) and z.K == z.V and next_power_of_2(z.K) == z.K
     if segment_chunks is None:
@@ -87,6 +80,19 @@ def batch(
     )
     p = plan(lengths, wanted, segment_chunks, device)
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
+
+
+def check_use(
+    slots: torch.Tensor,
+    read_slots: torch.Tensor | None,
+    exports: tuple[Export, ...],
+    lengths: tuple[int, ...],
+    pool_slots: int,
+) -> None:
+    """Check ids, of right layout, by value: in the pool, and no slot written twice or in use."""
+    final = host_values("slots", slots)
+    read = None if read_slots is None else host_values("read_slots", read_slots)
+    _check_writes(final, read, exports, lengths, pool_slots)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -132,10 +138,10 @@ def tile_dtype(inputs: torch.dtype) -> torch.dtype:
 
 
 def square_dtypes(inputs: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Dtypes of A (fp16: entries are at most one, and a rounded beta would bias every update) and P.
+    """Dtypes of A and P.
 
-    Nearly parallel keys with a constant beta of 0.99 need A's extra bits: the state's error is
-    1.5 % with fp16, 9.7 % with bf16.
+    A in fp16: its entries are at most one, and a rounded beta biases every update. Nearly parallel
+    keys with a constant beta of 0.99 give a state error of 1.5 % with fp16, 9.7 % with bf16.
     """
     dtype = tile_dtype(inputs)
     return (torch.float16 if dtype is torch.bfloat16 else dtype), dtype
@@ -165,6 +171,7 @@ def tile_map(t: Any) -> TileMap:
 def scan(
     z: Sizes,
     b: Batch,
+    scratch: Scratch,
     q: Any,
     k: Any,
     k_out: Any,
@@ -179,8 +186,8 @@ def scan(
     per_channel: bool,
     stages: int,
     num_warps: int,
-) -> None:
-    """Launch the scan, after the local pass if the batch is split into segments.
+) -> list[Launch]:
+    """The launch of the scan, after that of the local pass if the batch is split into segments.
 
     Scalar decay: q, k raw, k_out = k; ``numbers`` holds k_in, q_in and k_out of each token, then
     the chunks' log2 decays. Per channel: q, k, k_out are the prepared tiles and ``numbers`` is the
@@ -203,12 +210,11 @@ def scan(
     width = z.HV * (z.V // BV)
     if b.split:
         state, flags = (p.segment_count, z.HV, z.V * BK), (p.segment_count, z.HV)
-        count = p.segment_count * z.HV
-        room = Scratch(2 * padded(count * z.V * BK * 4) + padded(count * 4), device)
-        added = room.piece(state, torch.float32)
-        moved = room.piece(state, torch.float32)
-        live = room.piece(flags, torch.int32)
-        _launch_local(
+        added = scratch.piece(state, torch.float32)
+        moved = scratch.piece(state, torch.float32)
+        live = scratch.piece(flags, torch.int32)
+        local = Launch(
+            _launch_local,
             (p.inner_count * 2 * width, 1, 1),
             (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, p.runs, p.segments, p.inner,
              added, moved, live),
@@ -216,17 +222,19 @@ def scan(
             sizes_of,
             (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
              pipeline_stages(LOCAL_STAGES, v.element_size(), device)),
-            num_warps=num_warps,
+            {"num_warps": num_warps},
         )  # fmt: skip
-    _launch_scan(
+    whole = Launch(
+        _launch_scan,
         (p.segment_count * width, 1, 1),
         (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, b.slots, p.runs, p.segments,
          added, moved, live),
         maps,
         sizes_of,
         (*sizes, b.split, next_power_of_2(p.most_segments), tma, stages),
-        num_warps=num_warps,
+        {"num_warps": num_warps},
     )  # fmt: skip
+    return [local, whole] if b.split else [whole]
 
 
 LOCAL_STAGES = 3

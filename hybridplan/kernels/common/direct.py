@@ -33,7 +33,7 @@ next with the same layout.
 class Direct:
     """One compiled kernel on one device, launched by a single call into C."""
 
-    __slots__ = ("_encode", "_head", "_packed", "_raw", "_start", "_tile_maps")
+    __slots__ = ("_encode", "_encoders", "_head", "_packed", "_raw", "_start")
 
     def __init__(
         self,
@@ -42,48 +42,64 @@ class Direct:
         head: tuple[Any, ...],
         packed: bool,
         encode: Callable[[Any, int], Expanded] | None,
-        tile_maps: tuple[int, ...],
+        encoders: tuple[int, ...],
     ) -> None:
         self._raw = raw
         self._start = start
         self._head = head
         self._packed = packed
         self._encode = encode
-        self._tile_maps = tile_maps
+        self._encoders = encoders
 
     def __call__(
         self,
         grid: tuple[int, int, int],
         stream: int,
         device: int,
-        addresses: list[int | None],
+        addresses: list[Any],
         maps: tuple[Any, ...],
         rest: tuple[Any, ...],
     ) -> None:
-        """Launch with addresses (16-byte aligned), then maps, then numbers and constants."""
-        args: list[Any] = addresses
+        """Launch with addresses (on 16 bytes), then maps, then numbers and constants."""
+        args = addresses
         for i, tile in enumerate(maps):
-            if tile is None:
-                args.append(None)
-                continue
-            base, rows, columns, stride, _ = tile
-            key = (self._tile_maps[i], device, base.data_ptr(), rows, columns, stride)
-            expanded = _maps.get(key)
-            if expanded is None:
-                expanded = self._encoded(key, tile, i)
-            args += expanded
+            args += self.expanded(tile, i, tile[0].data_ptr(), device) if tile else (None,)
         args += rest
+        self.send(grid, stream, args)
+
+    def send(self, grid: tuple[int, int, int], stream: int, args: list[Any]) -> None:
+        """Launch with arguments as C takes them."""
         if self._packed:
             self._raw(*grid, stream, self._start, *self._head, args)
         else:
             self._raw(*grid, stream, self._start, *self._head, *args)
 
-    def _encoded(self, key: tuple[object, ...], tile: Any, place: int) -> Expanded:
-        assert self._encode is not None
-        if len(_maps) >= _MOST_MAPS:
-            _maps.pop(next(iter(_maps)))
-        _maps[key] = self._encode(tile, place)
-        return _maps[key]
+    def expanded(self, tile: Any, place: int, address: int, device: int) -> Expanded:
+        """What map ``place`` becomes with its base at ``address``; encoded once."""
+        _, rows, columns, stride, block = tile
+        key = (self._encoders[place], device, address, rows, columns, stride)
+        found = _maps.get(key)
+        if found is None:
+            assert self._encode is not None
+            if len(_maps) >= _MOST_MAPS:
+                _maps.pop(next(iter(_maps)))
+            at = Address(address, tile[0].dtype)
+            found = _maps[key] = self._encode((at, rows, columns, stride, block), place)
+        return found
+
+
+class Address:
+    """Stands for a tensor as the base of a map, and keeps none alive."""
+
+    __slots__ = ("_address", "dtype")
+
+    def __init__(self, address: int, dtype: Any) -> None:
+        self._address = address
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        """The address in bytes."""
+        return self._address
 
 
 def hooked() -> bool:
@@ -126,14 +142,12 @@ def _learn(
     launch = run.launch
     encode: Callable[[Any, int], Expanded] | None = None
     numbers: tuple[int, ...] = ()
-    if isinstance(launch, types.BuiltinFunctionType):
-        raw: Any = launch
+    raw: Any = launch
+    if not isinstance(launch, types.FunctionType):
         probe.launch = record
     else:
-        free = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
+        free = dict(zip(launch.__code__.co_freevars, launch.__closure__ or (), strict=True))
         raw = free["launcher"].cell_contents
-        if not isinstance(raw, types.BuiltinFunctionType):
-            return "the innermost launcher is not a built-in function"
         layouts = iter(free["tensordesc_meta"].cell_contents or [None] * len(maps))
         metas = [None if m is None else next(layouts) for m in maps]
         numbers = tuple(

@@ -1,11 +1,11 @@
-"""Facts about the device and small helpers for launching."""
+"""Facts about the device, and how kernels are launched."""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -71,43 +71,71 @@ def descriptor(
 
 
 class Scratch:
-    """One allocation cut into pieces; pieces stand for tensors in the arguments of a launch."""
+    """Pieces of memory that one call needs, taken in a single allocation.
 
-    __slots__ = ("_base", "_buffer", "_end")
+    Ask for all pieces, then :meth:`allocate`. Under the interpreter each piece is a tensor.
+    """
 
-    def __init__(self, bytes_: int, device: torch.device) -> None:
-        self._buffer = torch.empty(bytes_, dtype=torch.uint8, device=device)
-        self._base = self._buffer.data_ptr()
-        self._end = 0
+    __slots__ = ("_buffer", "base", "bytes", "device")
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.bytes = 0
+        self.base = 0
+        self._buffer: torch.Tensor | None = None
 
     def piece(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-        """The next piece, on a multiple of 256 bytes: a view where kernels are interpreted."""
-        start = self._end
-        size = math.prod(shape) * dtype.itemsize
-        self._end = start + padded(size)
+        """The next piece, on a multiple of 256 bytes."""
         if INTERPRETED:
-            return self._buffer[start : start + size].view(dtype).view(shape)
-        return Piece(self._base + start, dtype, shape)
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        made = Piece(self, self.bytes, dtype, shape)
+        self.bytes += -(-math.prod(shape) * dtype.itemsize // 256) * 256
+        return made
+
+    def allocate(self) -> None:
+        """Give the pieces their memory, for as long as this object lives."""
+        self._buffer = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
+        self.base = self._buffer.data_ptr()
 
 
 class Piece:
-    """Address, dtype and shape of a part of a :class:`Scratch`, which must outlive it."""
+    """A part of a :class:`Scratch` in place of a tensor: what Triton asks of one, and its shape."""
 
-    __slots__ = ("_address", "dtype", "shape")
+    __slots__ = ("_scratch", "dtype", "offset", "shape")
 
-    def __init__(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        self._address = address
+    def __init__(
+        self, scratch: Scratch, offset: int, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> None:
+        self._scratch = scratch
+        self.offset = offset
         self.dtype = dtype
         self.shape = shape
 
     def data_ptr(self) -> int:
-        """Address in bytes, as a tensor's."""
-        return self._address
+        """Address in bytes; 256-byte aligned like the offset, as CUDA's allocations are."""
+        return self._scratch.base + self.offset
 
 
-def padded(size: int) -> int:
-    """Bytes that a piece of ``size`` bytes takes from a :class:`Scratch`."""
-    return -(-size // 256) * 256
+class Launch(NamedTuple):
+    """One launch, as data: see :class:`Launcher` for the fields."""
+
+    launcher: Launcher
+    grid: tuple[int, int, int]
+    tensors: tuple[Any, ...]
+    maps: tuple[TileMap | None, ...]
+    numbers: tuple[int | float, ...]
+    constants: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        """Launch it."""
+        self.launcher(
+            self.grid, self.tensors, self.maps, self.numbers, self.constants, **self.options
+        )
+
+    def direct(self) -> Direct | None:
+        """Its direct call, once known."""
+        return self.launcher.direct(self)
 
 
 class Launcher:
@@ -153,8 +181,8 @@ class Launcher:
             with torch.cuda.device(home):
                 self(grid, tensors, maps, numbers, constants, **options)
             return
-        addresses: list[int | None] = []
-        dtypes = []
+        addresses: list[Any] = []
+        dtypes: list[torch.dtype | None] = []
         every = 0
         for t in tensors:
             if t is None:
@@ -168,12 +196,10 @@ class Launcher:
         if every & 15:
             self._ordinary(grid, tensors, maps, numbers, constants, options)
             return
-        tiles = tuple([None if m is None else (m[0].dtype, m[4]) for m in maps])
-        kind = (device, tuple(dtypes), tiles, constants, tuple(options.values()))
-        seen = (kind, numbers)
+        seen = _seen_key(device, dtypes, maps, numbers, constants, options)
         found = self._seen.get(seen)
         if found is None:
-            by_class = (kind, tuple([_number_class(x) for x in numbers]), tuple(options))
+            by_class = (seen[0], tuple([_number_class(x) for x in numbers]), tuple(options))
             found = self._kinds.get(by_class)
             if found is None:
                 made = self._ordinary(grid, tensors, maps, numbers, constants, options)
@@ -192,6 +218,15 @@ class Launcher:
         else:
             stream = active.get_current_stream(device)
             found.direct(grid, stream, device, addresses, maps, rest)
+
+    def direct(self, launch: Launch) -> Direct | None:
+        """How these arguments go straight to C on the current device, if that is known by now."""
+        dtypes = [None if t is None else t.dtype for t in launch.tensors]
+        device = driver.active.get_current_device()
+        found = self._seen.get(
+            _seen_key(device, dtypes, launch.maps, launch.numbers, launch.constants, launch.options)
+        )
+        return found.direct if found is not None and isinstance(found.direct, Direct) else None
 
     def _ordinary(
         self,
@@ -216,6 +251,19 @@ class _Compiled:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.direct: Direct | str | None = None
+
+
+def _seen_key(
+    device: int,
+    dtypes: list[torch.dtype | None],
+    maps: tuple[TileMap | None, ...],
+    numbers: tuple[int | float, ...],
+    constants: tuple[Any, ...],
+    options: dict[str, Any],
+) -> tuple[tuple[object, ...], tuple[int | float, ...]]:
+    """A kind of arguments, save for the classes of its numbers, and the numbers themselves."""
+    tiles = tuple([None if m is None else (m[0].dtype, m[4]) for m in maps])
+    return (device, tuple(dtypes), tiles, constants, tuple(options.values())), numbers
 
 
 def _descriptors(maps: tuple[TileMap | None, ...]) -> list[TensorDescriptor | None]:

@@ -8,10 +8,11 @@ import torch
 
 from hybridplan.kernels.common import delta_launch
 from hybridplan.kernels.common.checks import require
-from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
+from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
-from hybridplan.kernels.common.launch import Launcher, Scratch, next_power_of_2, padded
+from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
+from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.gated_delta.prepare import prepare
 
 
@@ -59,38 +60,38 @@ def chunk_prefill(
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
     twice, or written while another sequence starts from it.
     """
-    z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, False)
     require(gate is not Gate.BOUNDED, "the gated delta rule has no bounded gate")
-    if out is None:
-        out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
-    b = delta_launch.batch(
-        z, q.device, cu_seqlens, slots, read_slots, exports, segment_chunks, trust_ids
-    )
-    count, C = b.plan.chunk_count, CHUNK_TOKENS
+    return prefill(
+        q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
+        dt_bias, 0.0, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids, False,
+        _RECIPES, _launches,
+    )  # fmt: skip
+
+
+def _launches(c: Call, scratch: Scratch) -> list[Launch]:
+    z, count, C = c.z, c.b.plan.chunk_count, CHUNK_TOKENS
     rows = count * z.HV * C
-    a_dtype, p_dtype = delta_launch.square_dtypes(q.dtype)
-    number_count = 3 * rows + count * z.HV
-    sizes = (rows * C * a_dtype.itemsize, rows * C * p_dtype.itemsize, number_count * 4)
-    room = Scratch(padded(sizes[0]) + padded(sizes[1]) + padded(sizes[2]), q.device)
-    A, P = room.piece((rows, C), a_dtype), room.piece((rows, C), p_dtype)
-    numbers = room.piece((number_count,), torch.float32)
-    strides = (q.stride(0), k.stride(0))
-    tiles = None
-    if delta_launch.tma_usable(z, q, k, v) if tma is None else tma:
-        tiles = (delta_launch.row_tiles(q), delta_launch.row_tiles(k), None)
-    if count:
-        flags = (int(gate), beta_is_logit, l2norm, True, tiles is not None)
-        _launch(
-            (count, z.H, 1),
-            (q, k, gate_input, beta, a_log, dt_bias, A, P, numbers, b.plan.chunks),
-            tiles[:2] if tiles else (None, None),
-            (rows, *strides, z.K**-0.5 if scale is None else float(scale)),
-            (z.H, z.HV, z.K, next_power_of_2(z.K), C, *flags),
-            **(PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL),
-        )  # fmt: skip
-    stages = 3 if b.plan.segment_count == 1 else 2
-    delta_launch.scan(z, b, q, k, k, strides, v, tiles, A, P, numbers, out, pool, False, stages, 4)
-    return out
+    a_dtype, p_dtype = delta_launch.square_dtypes(c.q.dtype)
+    A, P = scratch.piece((rows, C), a_dtype), scratch.piece((rows, C), p_dtype)
+    numbers = scratch.piece((3 * rows + count * z.HV,), torch.float32)
+    strides = (c.q.stride(0), c.k.stride(0))
+    tiles = (delta_launch.row_tiles(c.q), delta_launch.row_tiles(c.k), None) if c.tma else None
+    first = Launch(
+        _launch,
+        (count, z.H, 1),
+        (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
+        tiles[:2] if tiles else (None, None),
+        (rows, *strides, c.scale),
+        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm, True,
+         c.tma),
+        PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
+    )  # fmt: skip
+    stages = 3 if c.b.plan.segment_count == 1 else 2
+    scan = delta_launch.scan(
+        z, c.b, scratch, c.q, c.k, c.k, strides, c.v, tiles, A, P, numbers, c.out, c.pool, False,
+        stages, 4,
+    )  # fmt: skip
+    return [first, *scan] if count else scan
 
 
 PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
@@ -99,3 +100,4 @@ PREPARE_SEVERAL = {"num_warps": 2, "num_stages": 1}
 """Several: a cap spills; two warps wait less for one another."""
 
 _launch = Launcher(prepare)
+_RECIPES = Recipes()

@@ -218,7 +218,7 @@ def chunk_prefill(
     N = len(lengths)
     stops = check_prefill_slots(slots, read_slots, exports, N, pool.shape[0], trust_ids)
     if out is None:
-        out = torch.empty_like(v)
+        out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     BV = min(_VALUE_ROWS, V & -V)
     reads = slots if read_slots is None else read_slots

@@ -102,7 +102,7 @@ def recurrent_step(
     H, V = v.shape[1:]
     K = q.shape[2]
     if out is None:
-        out = torch.empty_like(v)
+        out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     BV = min(V & -V, 4 if B * H * V <= 1 << 17 else 8)
     _launch(
         (B * H * (V // BV), 1, 1),

@@ -8,10 +8,11 @@ import torch
 
 from hybridplan.kernels.common import delta_launch
 from hybridplan.kernels.common.checks import require
-from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
+from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
-from hybridplan.kernels.common.launch import Launcher, Scratch, next_power_of_2, padded
+from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
+from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.kimi_delta.prepare import prepare
 
 
@@ -47,57 +48,50 @@ def chunk_prefill(
     Products on the state take fp16 operands: |v| and states must stay below 65504.
     """
     require(lower_bound < 0, f"lower_bound is {lower_bound}, needed a negative number")
-    z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, True)
-    if out is None:
-        out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
-    b = delta_launch.batch(
-        z, q.device, cu_seqlens, slots, read_slots, exports, segment_chunks, trust_ids
-    )
-    count, C, BK = b.plan.chunk_count, CHUNK_TOKENS, next_power_of_2(z.K)
+    return prefill(
+        q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
+        dt_bias, lower_bound, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids,
+        True, _RECIPES, _launches,
+    )  # fmt: skip
+
+
+def _launches(c: Call, scratch: Scratch) -> list[Launch]:
+    z, count, C, BK = c.z, c.b.plan.chunk_count, CHUNK_TOKENS, next_power_of_2(c.z.K)
     rows = count * z.HV * C
-    a_dtype, p_dtype = delta_launch.square_dtypes(q.dtype)
-    squares, wide = rows * C, rows * BK
-    room = Scratch(
-        padded(squares * a_dtype.itemsize)
-        + padded(squares * p_dtype.itemsize)
-        + 3 * padded(wide * a_dtype.itemsize)
-        + padded(count * z.HV * BK * 4)
-        + padded(count * z.HV * 4),
-        q.device,
-    )
-    A, P = room.piece((rows, C), a_dtype), room.piece((rows, C), p_dtype)
+    a_dtype, p_dtype = delta_launch.square_dtypes(c.q.dtype)
+    A, P = scratch.piece((rows, C), a_dtype), scratch.piece((rows, C), p_dtype)
     # fp16 holds k, q and decays, all at most one, eight times finer than bf16.
-    q_in, k_in, k_out = (room.piece((rows, BK), a_dtype) for _ in "qkk")
-    decay = room.piece((count * z.HV * BK,), torch.float32)
-    steep = room.piece((count * z.HV,), torch.int32)
-    if count:
-        tensors = (
-            q, k, gate_input, beta, a_log, dt_bias, A, P, q_in, k_in, k_out, decay, steep,
-            b.plan.chunks,
-        )  # fmt: skip
-        factor = z.K**-0.5 if scale is None else float(scale)
-        fixed = (z.H, z.HV, z.K, BK, C, int(gate), beta_is_logit, l2norm)
-        for again in (False,) if gate is Gate.NONE else (False, True):
-            _launch(
+    q_in, k_in, k_out = (scratch.piece((rows, BK), a_dtype) for _ in "qkk")
+    decay = scratch.piece((count * z.HV * BK,), torch.float32)
+    steep = scratch.piece((count * z.HV,), torch.int32)
+    made = []
+    for again in (False,) if c.gate is Gate.NONE else (False, True):
+        made.append(
+            Launch(
+                _launch,
                 (count, z.HV, 1),
-                tensors,
+                (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out,
+                 decay, steep, c.b.plan.chunks),
                 (),
-                (q.stride(0), k.stride(0), factor, float(lower_bound)),
-                (*fixed, min(BK, PREPARE_CHANNELS), again, True),
-                num_warps=4,
-                num_stages=1,
-                maxnreg=None if again else 168,
+                (c.q.stride(0), c.k.stride(0), c.scale, c.lower_bound),
+                (z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm,
+                 min(BK, PREPARE_CHANNELS), again, True),
+                {"num_warps": 4, "num_stages": 1, "maxnreg": None if again else 168},
             )
+        )  # fmt: skip
     tiles = None
-    if delta_launch.tma_usable(z, q, k, v) if tma is None else tma:
-        tiles = tuple(delta_launch.tile_map(t) for t in (q_in, k_in, k_out))
-    delta_launch.scan(
-        z, b, q_in, k_in, k_out, (BK, BK), v, tiles, A, P, decay, out, pool, True, 3, 4
-    )
-    return out
+    if c.tma:
+        tile = delta_launch.tile_map
+        tiles = (tile(q_in), tile(k_in), tile(k_out))
+    scan = delta_launch.scan(
+        z, c.b, scratch, q_in, k_in, k_out, (BK, BK), c.v, tiles, A, P, decay, c.out, c.pool, True,
+        3, 4,
+    )  # fmt: skip
+    return [*made, *scan] if count else scan
 
 
 PREPARE_CHANNELS = 32
 """Channels at a time: more need registers that cost concurrent programs."""
 
 _launch = Launcher(prepare)
+_RECIPES = Recipes()

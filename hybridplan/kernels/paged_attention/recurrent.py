@@ -351,13 +351,14 @@ def _decode(
         (q, keys, values, block_table, context_tokens, out, part, log_sum),
         (),
         (float(scale * _LOG2E), keys.stride(0), values.stride(0), block_table.stride(0), blocks),
-        (HKV, G, BG, D, max(16, launch.next_power_of_2(D)), R, max(16, launch.next_power_of_2(max(R, 1))),
-         V, VP, page, tile.tokens, tile.splits, latent, _operand_dtype(q.dtype), tile.stages),
+        (HKV, G, BG, D, max(16, launch.next_power_of_2(D)), R,
+         max(16, launch.next_power_of_2(max(R, 1))), V, VP, page, tile.tokens, tile.splits, latent,
+         _operand_dtype(q.dtype), tile.stages),
         num_warps=tile.warps,
     )  # fmt: skip
     if tile.splits > 1:
         _launch_combine(
-                (B * HQ, 1, 1),
+            (B * HQ, 1, 1),
             (part, log_sum, context_tokens, out),
             (),
             (),
