@@ -14,12 +14,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 from hybridplan.errors import InputError
 from hybridplan.ledger.work.step import StepWork
 from hybridplan.sim.arrival import Arrival, Closed, Timed
-from hybridplan.sim.fleet.routers import Load, Router
+from hybridplan.sim.fleet.host_link import HostLink
+from hybridplan.sim.fleet.routers import Outstanding, Router
+from hybridplan.sim.fleet.served import Served, refused, since, without_times
 from hybridplan.sim.outcome import RequestOutcome
 from hybridplan.sim.replay import Engine, _Turns
 from hybridplan.sim.request import Request
@@ -42,29 +43,17 @@ class StepCount:
         return Charge(steps)
 
 
-@dataclass(slots=True)
-class Served:
-    """A request's way through the fleet. Ticks are the fleet's; ``outcome`` is None until its end.
-
-    ``believed_tokens`` is what the router thought was cached at ``replica``.
-    """
-
-    request: Request
-    arrival: int
-    sent: int
-    replica: int
-    believed_tokens: int
-    outcome: RequestOutcome | None = None
-
-
 class Site:
-    """One replica: its server, what is outstanding there, and whose requests it holds."""
+    """One replica: its server, what is outstanding there, its host tier, whose requests it has."""
 
-    def __init__(self, name: str, engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self, name: str, engine: Engine, clock: Clock, host: HostLink | None = None
+    ) -> None:
         self.name = name
         self.engine = engine
         self.server = Server(engine, clock)
-        self.load = Load()
+        self.outstanding = Outstanding()
+        self.host = host
         self._held: dict[str, deque[Served]] = {}
         self._quiet: int | None = None
 
@@ -106,6 +95,8 @@ class Fleet:
         router: chooses among them when a request is sent.
         arrival: ``Closed`` counts requests in flight over the whole fleet.
         hold_turns: a turn of a session is sent when the turn before it has ended, wherever.
+
+    ``on_sent`` is told of every request that is not refused, as it is sent.
     """
 
     def __init__(
@@ -122,6 +113,7 @@ class Fleet:
         self.arrival = arrival
         self.ticks_per_s = self.sites[0].server.clock.ticks_per_s
         self.now = 0
+        self.on_sent: Callable[[Request], None] | None = None
         self._source = iter(requests)
         self._next: Request | None = None
         self._exhausted = False
@@ -174,25 +166,26 @@ class Fleet:
 
     def _end(self, site: Site, served: Served, outcome: RequestOutcome) -> Iterator[Served]:
         self._unload(site, served)
-        yield self._finish(served, outcome)
+        yield self._finish(served, self._counted(served, outcome))
+
+    def _counted(self, served: Served, outcome: RequestOutcome) -> RequestOutcome:
+        """The outcome as the client sees it: the way to the host counts as queueing."""
+        load = served.host_load
+        if load is None:
+            return outcome
+        served.host_tokens = max(min(outcome.hit_tokens, load.hit_tokens) - load.device_tokens, 0)
+        return since(outcome, served.sent / self.ticks_per_s)
 
     def _finish(self, served: Served, outcome: RequestOutcome) -> Served:
         """The request is answered: its session's next turn may be sent."""
         self._open -= 1
         self._end_turn(served.request.session)
-        served.outcome = self._without_times(outcome) if self.ticks_per_s == 1 else outcome
+        served.outcome = without_times(outcome) if self.ticks_per_s == 1 else outcome
         return served
 
-    def _without_times(self, outcome: RequestOutcome) -> RequestOutcome:
-        """Ticks that count steps are no seconds."""
-        return replace(
-            outcome, arrival_s=None, waited_s=None, finish_s=None, sent_s=None, queued_s=None,
-            ttft_s=None, tpot_s=None, e2e_s=None,
-        )  # fmt: skip
-
     def _unload(self, site: Site, served: Served) -> None:
-        site.load.requests -= 1
-        site.load.tokens -= served.request.prompt.length_tokens
+        site.outstanding.requests -= 1
+        site.outstanding.tokens -= served.request.prompt.length_tokens
 
     def _end_turn(self, session: str | None) -> None:
         if self._turns is not None:
@@ -240,7 +233,7 @@ class Fleet:
     def _send(self, request: Request, sent: int) -> Iterator[Served]:
         """Route a request; yields it where the replica refuses it."""
         arrival = self._arrival(request) if isinstance(self.arrival, Timed) else sent
-        index = self.router.choose(request, [site.load for site in self.sites])
+        index = self.router.choose(request, [site.outstanding for site in self.sites])
         served = Served(request, arrival, sent, index, self.router.believed_tokens)
         site = self.sites[index]
         reason = self._refusal(site, request)
@@ -249,26 +242,32 @@ class Fleet:
             served.outcome = refused(request, reason)
             yield served
             return
+        if self.on_sent is not None:
+            self.on_sent(request)
         self._open += 1
-        site.load.requests += 1
-        site.load.tokens += request.prompt.length_tokens
+        site.outstanding.requests += 1
+        site.outstanding.tokens += request.prompt.length_tokens
         self._deliver(site, served)
 
     def _refusal(self, site: Site, request: Request) -> str | None:
         return site.engine.refusal(request)
 
     def _deliver(self, site: Site, served: Served) -> None:
-        site.add(served, served.request, served.sent)
+        self._queue(site, served, served.request)
 
+    def _queue(self, site: Site, served: Served, request: Request) -> None:
+        """Hand a request to its engine, after loading what the host has where that is faster."""
+        loading = site.host.ask(request, served.sent, site.server.clock) if site.host else None
+        if loading is None:
+            site.add(served, request, served.sent)
+            return
+        served.host_load = loading.load
+        served.host_bytes = loading.load.moved_bytes
+        self._at(loading.end, lambda: self._loaded(site, served, request))
 
-def refused(request: Request, reason: str) -> RequestOutcome:
-    """The outcome of a request that no engine took."""
-    return RequestOutcome(
-        request_id=request.request_id,
-        prompt_tokens=request.prompt.length_tokens,
-        output_tokens=0,
-        arrival_s=request.arrival_s,
-        session=request.session,
-        turn=request.turn,
-        refused=reason,
-    )
+    def _loaded(self, site: Site, served: Served, request: Request) -> Iterator[Served]:
+        assert site.host is not None
+        assert served.host_load is not None
+        site.host.tier.restore(served.host_load)
+        site.add(served, request, self.now)
+        return iter(())

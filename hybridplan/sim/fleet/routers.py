@@ -19,7 +19,7 @@ LoadKind = Literal["requests", "tokens"]
 
 
 @dataclass(slots=True)
-class Load:
+class Outstanding:
     """What a router knows to be outstanding at a replica: sent there and not yet answered.
 
     ``tokens`` are prompt tokens; how long an answer becomes, no router knows.
@@ -40,7 +40,7 @@ class Router(Protocol):
     def reads_load(self) -> bool: ...
     @property
     def believed_tokens(self) -> int: ...
-    def choose(self, request: Request, loads: Sequence[Load]) -> int: ...
+    def choose(self, request: Request, loads: Sequence[Outstanding]) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class RoundRobin:
         self._replicas = len(names)
         self._next = 0
 
-    def choose(self, request: Request, loads: Sequence[Load]) -> int:
+    def choose(self, request: Request, loads: Sequence[Outstanding]) -> int:
         """The next replica; loads are not looked at."""
         chosen = self._next
         self._next = (chosen + 1) % self._replicas
@@ -118,11 +118,11 @@ class LeastLoaded:
         self._chosen_at = list(range(-len(names), 0))
         self._choices = 0
 
-    def choose(self, request: Request, loads: Sequence[Load]) -> int:
+    def choose(self, request: Request, loads: Sequence[Outstanding]) -> int:
         """The least loaded replica."""
         return self.choose_among(range(len(loads)), loads)
 
-    def choose_among(self, replicas: Sequence[int], loads: Sequence[Load]) -> int:
+    def choose_among(self, replicas: Sequence[int], loads: Sequence[Outstanding]) -> int:
         """The least loaded of some replicas."""
         chosen = min(replicas, key=lambda index: (self._load(loads[index]), self._chosen_at[index]))
         self.note(chosen)
@@ -133,7 +133,7 @@ class LeastLoaded:
         self._chosen_at[chosen] = self._choices
         self._choices += 1
 
-    def _load(self, load: Load) -> int:
+    def _load(self, load: Outstanding) -> int:
         return load.tokens if self._counts_tokens else load.requests
 
 
@@ -151,7 +151,7 @@ class Session:
         self._names = names
         self._rest = RoundRobin(ask, names)
 
-    def choose(self, request: Request, loads: Sequence[Load]) -> int:
+    def choose(self, request: Request, loads: Sequence[Outstanding]) -> int:
         """The session's replica, or the next one where there is no session."""
         if request.session is None:
             return self._rest.choose(request, loads)
@@ -174,7 +174,7 @@ class PrefixAware:
         self._indexes = tuple(PrefixIndex(ask.index_tokens) for _ in names)
         self.believed_tokens = 0
 
-    def choose(self, request: Request, loads: Sequence[Load]) -> int:
+    def choose(self, request: Request, loads: Sequence[Outstanding]) -> int:
         """A replica by the rule above; notes the prompt as cached there."""
         ask, indexes = self._ask, self._indexes
         chain = prefix_chain(request.prompt)

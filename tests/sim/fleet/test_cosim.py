@@ -64,7 +64,7 @@ def test_every_request_is_served_once(seed: int, arrival: Arrival, kind: str) ->
     assert [outcome.request_id for outcome in outcomes(served)] == [
         one.request.request_id for one in served
     ]
-    assert all(site.load.requests == site.load.tokens == 0 for site in run.sites)
+    assert all(site.outstanding.requests == site.outstanding.tokens == 0 for site in run.sites)
 
 
 @settings(max_examples=40)

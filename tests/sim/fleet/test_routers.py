@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridplan.errors import InputError
-from hybridplan.sim.fleet.routers import ROUTERS, Load, RouterAsk
+from hybridplan.sim.fleet.routers import ROUTERS, Outstanding, RouterAsk
 from hybridplan.sim.request import Prompt, Request
 
 
@@ -22,8 +22,8 @@ def request(index: int, ids: tuple[int, ...] = (), session: str | None = None) -
     return Request(f"r{index}", Prompt(max(len(ids), 1) * 16, 16, ids), 4, session=session)
 
 
-def idle(count: int) -> list[Load]:
-    return [Load() for _ in range(count)]
+def idle(count: int) -> list[Outstanding]:
+    return [Outstanding() for _ in range(count)]
 
 
 def test_round_robin_takes_turns() -> None:
@@ -32,7 +32,7 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_least_loaded_counts_requests_or_prompt_tokens() -> None:
-    loads = [Load(2, 100), Load(1, 900), Load(3, 50)]
+    loads = [Outstanding(2, 100), Outstanding(1, 900), Outstanding(3, 50)]
     assert RouterAsk("least-loaded").make(names(3)).choose(request(0), loads) == 1
     assert RouterAsk("least-loaded", load="tokens").make(names(3)).choose(request(0), loads) == 2
 
@@ -94,8 +94,8 @@ def test_an_uneven_fleet_is_balanced_whatever_matches() -> None:
     router = RouterAsk("prefix-aware", balance_abs=8, balance_rel=2.0).make(names(2))
     home = router.choose(request(0, (1, 2, 3)), idle(2))
 
-    def loads(busy: int, other: int) -> list[Load]:
-        return [Load(busy if index == home else other) for index in range(2)]
+    def loads(busy: int, other: int) -> list[Outstanding]:
+        return [Outstanding(busy if index == home else other) for index in range(2)]
 
     assert router.choose(request(1, (1, 2, 3)), loads(8, 0)) == home
     assert router.choose(request(1, (1, 2, 3)), loads(18, 9)) == home
@@ -113,7 +113,7 @@ def test_a_forgetful_index_loses_old_prompts() -> None:
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_one_replica_takes_everything(kind: str) -> None:
     router = RouterAsk(kind).make(names(1))
-    assert {router.choose(request(i, (i,), f"s{i}"), [Load(i, i)]) for i in range(20)} == {0}
+    assert {router.choose(request(i, (i,), f"s{i}"), [Outstanding(i, i)]) for i in range(20)} == {0}
 
 
 @pytest.mark.parametrize(

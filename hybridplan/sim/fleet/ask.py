@@ -1,0 +1,110 @@
+"""A question about a fleet, in terms of what one replica is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hybridplan.errors import InputError
+from hybridplan.sim.arrival import Arrival, Closed, Timed
+from hybridplan.sim.fleet.link import LinkSpeed
+from hybridplan.sim.fleet.routers import RouterAsk
+from hybridplan.sim.request import Request
+from hybridplan.sim.run import clocked_requests
+from hybridplan.sim.setup import EngineAsk, SglangFlags
+from hybridplan.sim.time.clock import Clock
+from hybridplan.sim.time.load import step_clock
+from hybridplan.sim.time.slo import Slo
+from hybridplan.sim.traces.trace import Trace
+
+MOST_REPLICAS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HostAsk:
+    """A host tier of every replica: bytes of one rank, and its link (None: loads take no time)."""
+
+    capacity_bytes: int
+    speed: LinkSpeed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAsk:
+    """A trace through ``replicas`` engines alike.
+
+    ``decode_replicas`` above 0 makes the replicas prefillers with so many decoders behind them,
+    and ``transfer`` one rank's link between them (None: a transfer takes no time). ``calibration``
+    is the text of ``--calibration``, None for the arrival's stand-in. ``references`` False leaves
+    out the replay of one replica with all the memory, ``causes`` ceiling and losses.
+    """
+
+    engine: EngineAsk
+    trace: Trace
+    arrival: Arrival = Closed(1)  # noqa: RUF009
+    session_gap_s: float | None = None
+    replicas: int = 1
+    router: RouterAsk = field(default_factory=RouterAsk)
+    calibration: str | None = None
+    slo: Slo | None = None
+    decode_replicas: int = 0
+    transfer: LinkSpeed | None = None
+    host: HostAsk | None = None
+    references: bool = True
+    causes: bool = True
+
+    def __post_init__(self) -> None:
+        for name, count, least in (
+            ("replicas", self.replicas, 1),
+            ("decode replicas", self.decode_replicas, 0),
+        ):
+            if not least <= count <= MOST_REPLICAS:
+                raise InputError(f"{count} {name}: give {least} to {MOST_REPLICAS}")
+        if isinstance(self.engine.flags, SglangFlags):
+            if self.decode_replicas:
+                raise InputError(
+                    "prefill and decode apart are replayed for vllm only; drop --decode-replicas"
+                    " or use --engine vllm"
+                )
+            if self.host is not None:
+                raise InputError(
+                    "--host-gib is a tier behind vLLM's pool; SGLang's own is --hicache-ratio or"
+                    " --hicache-size"
+                )
+        if self.decode_replicas and self.engine.deployment.drafts:
+            raise InputError("prefill and decode apart are replayed without drafts; drop --drafts")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the replicas, in order."""
+        role = "prefill" if self.decode_replicas else "replica"
+        return tuple(f"{role}-{index}" for index in range(self.replicas))
+
+    @property
+    def decoder_names(self) -> tuple[str, ...]:
+        """Of the decode instances."""
+        return tuple(f"decode-{index}" for index in range(self.decode_replicas))
+
+    def requests(self) -> Iterable[Request]:
+        """The trace from its start, on one clock."""
+        return clocked_requests(self.trace, self.arrival, self.session_gap_s)
+
+    def clock(self) -> Clock | None:
+        """What steps take; None where nothing says so."""
+        if self.calibration is not None:
+            return step_clock(self.calibration, self.engine.spec, self.engine.deployment)
+        return self.arrival.stand_in if isinstance(self.arrival, Timed) else None
+
+    @property
+    def independent(self) -> bool:
+        """Whether what a replica does depends on no other: it can be replayed alone."""
+        if self.decode_replicas or self.host is not None:
+            return False
+        if self.replicas == 1 or self.arrival == Closed(1):
+            return True
+        if not isinstance(self.arrival, Timed) or self.router.kind not in (
+            "round-robin",
+            "session",
+        ):
+            return False
+        # A turn that waits for one elsewhere is no matter of one replica.
+        return self.router.kind == "session" or self.trace.info.sessions.value == "none"

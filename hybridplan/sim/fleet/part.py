@@ -1,0 +1,103 @@
+"""What is kept of one replica's requests: sums, and what each of them waited."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridplan.sim.outcome import RequestOutcome, Summary
+from hybridplan.sim.replay import Engine
+from hybridplan.sim.result import Refused
+from hybridplan.sim.time.server import Server
+from hybridplan.sim.time.slo import Slo
+from hybridplan.sim.time.stopwatch import Stopwatch
+from hybridplan.sim.totals import Totals
+
+
+class Watches(Stopwatch):
+    """The stopwatches of several replicas as one."""
+
+    def __init__(self, watches: Sequence[Stopwatch], slo: Slo | None) -> None:
+        super().__init__(slo)
+        for other in watches:
+            self._join(other)
+
+    def _join(self, other: Stopwatch) -> None:
+        if other.first_sent_s is None:
+            return
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        firsts = [s for s in (self.first_sent_s, other.first_sent_s) if s is not None]
+        self.first_sent_s = min(firsts)
+        self.last_token_s = max(self.last_token_s, other.last_token_s)
+        self.held_back += other.held_back
+        self._held_s.extend(other._held_s)
+        for name, values in self._times.items():
+            values.extend(other._times[name])
+        spans = [span for span in (self._arrivals, other._arrivals) if span is not None]
+        self._arrivals = min(low for low, _ in spans), max(high for _, high in spans)
+        self._met += other._met
+        self._missed.update(other._missed)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A replica's share of a fleet's answer; ``watch`` has its times where there is a clock."""
+
+    name: str
+    role: str
+    summary: Summary
+    watch: Stopwatch
+    refused: tuple[Refused, ...]
+    host_tokens: int = 0
+    believed_tokens: int = 0
+    busy_s: float | None = None
+
+
+@dataclass(slots=True)
+class Collector:
+    """Adds up one replica's outcomes."""
+
+    watch: Stopwatch
+    totals: Totals = field(default_factory=Totals)
+    refused: dict[str, Refused] = field(default_factory=dict)
+    host_tokens: int = 0
+    believed_tokens: int = 0
+
+    def add(self, outcome: RequestOutcome) -> None:
+        """One request that ended, or was refused."""
+        self.totals.add(outcome)
+        self.watch.see(outcome)
+        if outcome.refused is not None:
+            count_refused(self.refused, Refused(outcome.refused, 1, outcome.request_id))
+
+    def part(
+        self, name: str, role: str, engine: Engine, arrival: str, server: Server | None
+    ) -> Part:
+        """The share of a replica; ``server`` None where no clock of seconds ran."""
+        summary = self.totals.summary(
+            engine,
+            arrival=arrival,
+            elapsed_s=server.now_s if server is not None else None,
+            partial=False,
+            interrupted=False,
+        )
+        return Part(
+            name,
+            role,
+            summary,
+            self.watch,
+            tuple(self.refused.values()),
+            self.host_tokens,
+            self.believed_tokens,
+            server.busy / server.clock.ticks_per_s if server is not None else None,
+        )
+
+
+def count_refused(found: dict[str, Refused], more: Refused) -> None:
+    """Add refusals to those known; reasons that differ in numbers only are one."""
+    kind = re.sub(r"\d+", "", more.reason)
+    known = found.get(kind) or Refused(more.reason, 0, more.first)
+    found[kind] = Refused(known.reason, known.requests + more.requests, known.first)
