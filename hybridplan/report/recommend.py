@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hybridplan.report.compare import CAUSES, hit_rate, rate
 from hybridplan.report.units import size
+from hybridplan.sim.launch import spelt
 from hybridplan.sim.outcome import LossCause
 from hybridplan.sim.recommend import Option, Recommended, RecommendResult
 
@@ -35,9 +36,14 @@ def screen(result: RecommendResult) -> list[RenderableType]:
         )
     for found in result.engines:
         parts += ["", *_engine(found, result)]
-    if result.assumptions:
+    said = dict.fromkeys(result.assumptions)
+    for found in result.engines:
+        for option in (found.default, found.best):
+            for line in option.row.assumptions if option is not None else ():
+                said[f"{found.engine.partition(':')[0]}: {line}"] = None
+    if said:
         parts += ["", Text("Assumed", style="bold")]
-        parts += [Padding(Text(line), (0, 2)) for line in result.assumptions]
+        parts += [Padding(Text(line), (0, 2)) for line in said]
     return parts
 
 
@@ -53,10 +59,24 @@ def _engine(found: Recommended, result: RecommendResult) -> list[RenderableType]
     if not found.changes:
         parts.append(Padding(Text(f"no flag of {found.tried} tries gains 0.1 points"), (0, 2)))
     for change in found.changes:
-        default = "the default" if change.default is None else f"{change.default}"
-        line = f"{change.setting} {change.value} (not {default}): +{100 * change.gain:.1f} points"
+        default = (
+            "a whole block" if change.default is None else spelt(change.setting, change.default)
+        )
+        value = "" if change.value is True else f" {spelt(change.setting, change.value)}"
+        line = f"{change.flag}{value} instead of {default}: +{100 * change.gain:.1f} points"
         line += f"; price: {change.price}" if change.price else ""
         parts.append(Padding(Text(line), (0, 2)))
+    refused, served = found.best.row.refused, found.best.row.requests
+    if refused:
+        parts.append(
+            Padding(
+                Text(
+                    f"{refused:,} of {refused + served:,} requests are refused (empty, or too long"
+                    " for the server) and count in no rate"
+                ),
+                (0, 2),
+            )
+        )
     if found.note:
         parts.append(Padding(Text(found.note), (0, 2)))
     return [*parts, *_better(found.best, found)]

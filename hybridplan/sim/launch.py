@@ -3,42 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from shlex import join
 
 from hybridplan.config.find import in_catalogue
 from hybridplan.errors import InputError
-from hybridplan.sim.policies import parse_policy
-from hybridplan.sim.settings import Settings
+from hybridplan.ledger.dtypes import canonical
+from hybridplan.ledger.kv_formats import kv_format
+from hybridplan.sim.policies import Family, parse_policy
+from hybridplan.sim.settings import Settings, Value
 
-_VLLM = (
-    ("tp", "--tensor-parallel-size"),
-    ("pp", "--pipeline-parallel-size"),
-    ("dcp", "--decode-context-parallel-size"),
-    ("memory_utilization", "--gpu-memory-utilization"),
-    ("kv_memory", "--kv-cache-memory-bytes"),
-    ("max_model_len", "--max-model-len"),
-    ("max_num_seqs", "--max-num-seqs"),
-    ("max_num_batched_tokens", "--max-num-batched-tokens"),
-    ("block_size", "--block-size"),
-    ("kv_dtype", "--kv-cache-dtype"),
-    ("state_dtype", "--mamba-ssm-cache-dtype"),
-    ("conv_dtype", "--mamba-cache-dtype"),
-    ("prefix_match_unit", "--prefix-match-unit"),
-    ("attention_backend", "--attention-backend"),
-)
-_SGLANG = (
-    ("tp", "--tp-size"),
-    ("pp", "--pp-size"),
-    ("memory_utilization", "--mem-fraction-static"),
-    ("max_model_len", "--context-length"),
-    ("mamba_full_memory_ratio", "--mamba-full-memory-ratio"),
-    ("max_mamba_cache_size", "--max-mamba-cache-size"),
-    ("max_running_requests", "--max-running-requests"),
-    ("page_size", "--page-size"),
-    ("chunked_prefill_size", "--chunked-prefill-size"),
-)
-_SGLANG_KV = {"fp8": "fp8_e4m3", "bf16": "bfloat16"}
+_VLLM = {
+    "tp": "--tensor-parallel-size",
+    "pp": "--pipeline-parallel-size",
+    "dcp": "--decode-context-parallel-size",
+    "memory_utilization": "--gpu-memory-utilization",
+    "kv_memory": "--kv-cache-memory-bytes",
+    "num_blocks": "--num-gpu-blocks-override",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "watermark": "--watermark",
+    "block_size": "--block-size",
+    "kv_dtype": "--kv-cache-dtype",
+    "state_dtype": "--mamba-ssm-cache-dtype",
+    "conv_dtype": "--mamba-cache-dtype",
+    "prefix_match_unit": "--prefix-match-unit",
+    "attention_backend": "--attention-backend",
+    "prefix_caching": "--enable-prefix-caching",
+    "prefix_cache_retention_interval": "--prefix-cache-retention-interval",
+    "enable_mamba_shared_prefix_checkpoint": "--enable-mamba-shared-prefix-checkpoint",
+    "drafts": "--speculative-config",
+    "draft_method": "--speculative-config",
+}
+_SGLANG = {
+    "engine": "--mamba-radix-cache-strategy",
+    "tp": "--tp-size",
+    "pp": "--pp-size",
+    "dcp": "--dcp-size",
+    "memory_utilization": "--mem-fraction-static",
+    "max_model_len": "--context-length",
+    "mamba_full_memory_ratio": "--mamba-full-memory-ratio",
+    "max_mamba_cache_size": "--max-mamba-cache-size",
+    "max_running_requests": "--max-running-requests",
+    "page_size": "--page-size",
+    "chunked_prefill_size": "--chunked-prefill-size",
+    "kv_dtype": "--kv-cache-dtype",
+    "state_dtype": "--mamba-ssm-dtype",
+    "drafts": "--speculative-algorithm",
+}
+_SPELT_OUT = frozenset(
+    ("engine", "prefix_caching", "prefix_cache_retention_interval", "drafts", "draft_method",
+     "enable_mamba_shared_prefix_checkpoint")
+)  # fmt: skip
+_FP8 = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+
+
+def launch_flag(family: Family, setting: str) -> str | None:
+    """The server's flag behind a setting, None where it has none (a trace's option, a card)."""
+    return (_VLLM if family == "vllm" else _SGLANG).get(setting)
 
 
 def launch_command(settings: Settings) -> str:
@@ -77,30 +100,41 @@ def _vllm(settings: Settings) -> list[str]:
 def _sglang(settings: Settings, strategy: str) -> list[str]:
     get: Callable[[str], object] = settings.get
     words = ["python", "-m", "sglang.launch_server", "--model-path", _model(settings)]
+    if get("conv_dtype") is not None:  # no flag, a variable of the environment
+        words = ["env", f"SGLANG_MAMBA_CONV_DTYPE={canonical(str(get('conv_dtype')))}", *words]
     words += _named(settings, _SGLANG)
     if strategy != "auto":
         words += ["--mamba-radix-cache-strategy", strategy]
-    if get("kv_dtype") is not None:
-        kv = str(get("kv_dtype"))
-        words += ["--kv-cache-dtype", _SGLANG_KV.get(kv, kv)]
     if get("drafts"):
-        words += ["--speculative-algorithm", "NEXTN"]
-        words += ["--speculative-num-draft-tokens", f"{int(str(get('drafts'))) + 1}"]
+        drafts = int(str(get("drafts")))
+        words += ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", f"{drafts}"]
+        words += ["--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", f"{drafts + 1}"]
     return words
 
 
-def _named(settings: Settings, names: tuple[tuple[str, str], ...]) -> list[str]:
+def _named(settings: Settings, flags: Mapping[str, str]) -> list[str]:
     words = []
-    for name, flag in names:
+    for name, flag in flags.items():
         value = settings.get(name)
-        if value is None or (name in ("tp", "pp", "dcp") and value == 1):
+        if value is None or name in _SPELT_OUT or (name in ("tp", "pp", "dcp") and value == 1):
             continue
-        text = str(value)
-        if name == "mamba_full_memory_ratio" and "/" in text:
-            top, bottom = text.split("/")
-            text = f"{int(top) / int(bottom):g}"
-        words += [flag, text]
+        words += [flag, spelt(name, value)]
     return words
+
+
+def spelt(name: str, value: Value) -> str:
+    """A setting's value as the servers take it: full dtypes, decimal ratios."""
+    text = str(value)
+    if name == "kv_dtype":
+        full = kv_format(text)
+        return _FP8.get(full, full)
+    if name in ("state_dtype", "conv_dtype"):
+        return canonical(text)
+    if name == "mamba_full_memory_ratio" and "/" in text:
+        top, bottom = text.split("/")
+        return f"{int(top) / int(bottom):g}"
+    return "None" if text == "none" else text
 
 
 def _model(settings: Settings) -> str:

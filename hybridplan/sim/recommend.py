@@ -18,12 +18,12 @@ from hybridplan.ledger.planning import vllm as vllm_planning
 from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.planning.sglang import SglangAsk
 from hybridplan.sim.cell import Row, engine_ask, open_settings_trace, prepare, run_cell
-from hybridplan.sim.launch import launch_command
+from hybridplan.sim.launch import launch_command, launch_flag, spelt
 from hybridplan.sim.outcome import LossCause
 from hybridplan.sim.policies import parse_policy
 from hybridplan.sim.replay import Progress
 from hybridplan.sim.settings import Value, canonical
-from hybridplan.sim.setup import VllmFlags
+from hybridplan.sim.setup import VllmFlags, build
 from hybridplan.sim.sweep.grid import model_of
 from hybridplan.sim.traces.facts import TraceInfo
 
@@ -34,7 +34,7 @@ LEAST_GAIN = 0.001
 """Of the prompt tokens; a flag that gains less is not set."""
 FINE_UNIT_TOKENS = 64
 PRICES = {
-    "prefix_cache_retention_interval": "more blocks hold states",
+    "prefix_cache_retention_interval": "more blocks hold states or windows",
     "max_num_batched_tokens": "prefill steps of another size, which changes speed",
     "prefix_match_unit": "more hashes, and partial blocks are copied",
     "chunked_prefill_size": "prefill steps of another size, which changes speed",
@@ -42,6 +42,7 @@ PRICES = {
 }
 _ROUNDS = 2
 _LENGTH_STEP = 1024
+_FEWER_SEQS = (128, 64, 32, 16, 8, 4, 2, 1)
 Watch = Callable[[str, Progress, int | None], None]
 
 
@@ -72,9 +73,11 @@ class Option:
 @dataclass(frozen=True, slots=True)
 class Change:
     """A flag that differs from the defaults; ``gain`` is the hit rate it added when it was set,
-    ``price`` what it costs besides memory, "" where nothing is known to."""
+    ``price`` what it costs besides memory, "" where nothing is known to. ``default`` None: the
+    engine's own choice has no number (no unit smaller than the block)."""
 
     setting: str
+    flag: str
     default: Value
     value: Value
     gain: float
@@ -221,7 +224,7 @@ class _Search:
                 )
             found, best = default, start
         changes = tuple(
-            Change(name, start.get(name), value, gains.get(name, 0.0), PRICES.get(name, ""))
+            self._change(start, name, value, gains.get(name, 0.0))
             for name, value in best.items()
             if start.get(name) != value
         )
@@ -236,10 +239,24 @@ class _Search:
             note=note,
         )
 
+    def _change(self, start: Mapping[str, Value], name: str, value: Value, gain: float) -> Change:
+        default = start.get(name)
+        if name == "engine":
+            default, value = self._default("strategy", start), parse_policy(str(value)).choice
+        elif default is None:
+            default = self._default(name, start)
+        flag = launch_flag(self._family, name) or name
+        return Change(name, flag, default, value, gain, PRICES.get(name, ""))
+
+    def _default(self, name: str, start: Mapping[str, Value]) -> Value:
+        """What the engine takes where the setting is not given."""
+        return build(engine_ask(start, self._facts.spec)).setup.settings.get(name)
+
     def _start(self, given: dict[str, Value]) -> dict[str, Value] | None:
-        """The defaults, or where the engine refuses them, the shortest length the trace needs."""
-        for settings in (given, {**given, "max_model_len": self._longest()}):
-            settings = canonical(settings)[0]
+        """The defaults, or where the engine refuses them, the shortest length the trace needs and
+        then fewer sequences at once; what was given stays."""
+        for changes in self._ways_to_start():
+            settings = canonical({**changes, **given})[0]
             try:
                 prepare(settings, self._facts.spec)
                 self._concurrency(settings)
@@ -248,6 +265,11 @@ class _Search:
             else:
                 return settings
         return None
+
+    def _ways_to_start(self) -> list[dict[str, Value]]:
+        short: dict[str, Value] = {"max_model_len": self._longest()}
+        fewer = [{**short, "max_num_seqs": seqs} for seqs in _FEWER_SEQS]
+        return [{}, short, *(fewer if self._family == "vllm" else ())]
 
     def _longest(self) -> int:
         steps = -(-(self._facts.longest_tokens + 1) // _LENGTH_STEP)
@@ -284,10 +306,9 @@ class _Search:
     def _axes(self, start: Mapping[str, Value]) -> dict[str, tuple[Value, ...]]:
         """Flags to move and their values, the default (None) among them."""
         if self._family == "sglang":
-            ratios = tuple(r for r in ("3/10", "1/2", "2", "4") if r != "9/10")
             axes: dict[str, tuple[Value, ...]] = {
                 "engine": ("sglang:extra_buffer", "sglang:extra_buffer_lazy", "sglang:no_buffer"),
-                "mamba_full_memory_ratio": (None, *ratios),
+                "mamba_full_memory_ratio": (None, "3/10", "1/2", "2", "4"),
                 "chunked_prefill_size": (None, 2048, 4096, 16384),
             }
         else:
@@ -301,8 +322,12 @@ class _Search:
                 axes["prefix_match_unit"] = (None, 64, 16)
             if start.get("drafts") and setup.has_states:
                 axes["enable_mamba_shared_prefix_checkpoint"] = (None, True)
-        given = self._ask.settings
-        return {name: values for name, values in axes.items() if given.get(name) is None}
+        chosen = parse_policy(self._engine).choice not in ("", "auto")
+        return {
+            name: values
+            for name, values in axes.items()
+            if (not chosen if name == "engine" else start.get(name) is None)
+        }
 
     def _span(self, start: Mapping[str, Value], blocks: int) -> int:
         setup = prepare(start, self._facts.spec)
@@ -380,10 +405,12 @@ class _Search:
         fine = self._facts.unit_tokens <= FINE_UNIT_TOKENS
         if fine and best.row.evictions and settings.get("kv_dtype") is None:
             fp8 = {**settings, "kv_dtype": "fp8"}
-            offers.append(("--kv-dtype fp8", "KV loses precision", 0, fp8))
+            offers.append((self._worded("kv_dtype", "fp8"), "KV loses precision", 0, fp8))
         if fine and best.row.has_states and settings.get("state_dtype") is None:
             half = {**settings, "state_dtype": "bfloat16"}
-            offers.append(("--state-dtype bfloat16", "states lose precision", 0, half))
+            offers.append(
+                (self._worded("state_dtype", "bfloat16"), "states lose precision", 0, half)
+            )
         if settings.get("drafts") and lost.get(LossCause.DRAFT_DROP.value):
             offers.append(("no drafts", "no speculation", 0, {**settings, "drafts": 0}))
         found = []
@@ -392,6 +419,9 @@ class _Search:
             if row is not None and _score(row) >= _score(best.row) + LEAST_GAIN:
                 found.append(Better(what, price, more, _score(row)))
         return tuple(sorted(found, key=lambda better: -better.hit_rate))
+
+    def _worded(self, name: str, value: str) -> str:
+        return f"{launch_flag(self._family, name)} {spelt(name, value)}"
 
     def _concurrency(self, settings: Mapping[str, Value]) -> int:
         """Requests of the trace's mean length that fit at once, as ``plan`` counts them."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hybridplan.errors import InputError
+from hybridplan.report.recommend import screen
 from hybridplan.sim.cell import run_cell
-from hybridplan.sim.launch import launch_command
+from hybridplan.sim.launch import launch_command, launch_flag
+from hybridplan.sim.policies import Family
 from hybridplan.sim.recommend import LEAST_GAIN, RecommendAsk, Recommended, recommend
-from hybridplan.sim.settings import canonical
+from hybridplan.sim.settings import AXES, TRACE_OPTIONS, canonical
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 SETTINGS: dict[str, object] = {
@@ -47,10 +51,18 @@ def test_every_change_stands_in_the_command(found: dict[str, Recommended]) -> No
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(4 << 30)
     assert one.changes
     for change in one.changes:
-        flag = f"--{change.setting.replace('_', '-')}"
-        value = words[words.index(flag) + 1]
+        value = words[words.index(change.flag) + 1]
         assert value.lower() == str(change.value)
         assert change.gain > 0
+    steps = {change.setting: change.default for change in one.changes}
+    assert steps["max_num_batched_tokens"] == 2048
+
+
+def test_what_would_do_better_is_worded_as_the_server_takes_it(
+    found: dict[str, Recommended],
+) -> None:
+    offers = [better.what for better in found["vllm@0.33"].better]
+    assert "--mamba-ssm-cache-dtype bfloat16" in offers
 
 
 def test_a_search_over_a_head_is_confirmed_on_the_whole() -> None:
@@ -102,15 +114,79 @@ def test_defaults_that_do_not_fit_are_shortened_to_the_trace() -> None:
         (
             {"engine": "sglang:extra_buffer", "ratio": "0.3", "kv_dtype": "fp8", "tp": 4},
             "python -m sglang.launch_server --model-path moonshotai/Kimi-Linear-48B-A3B-Instruct"
-            " --tp-size 4 --mamba-full-memory-ratio 0.3 --mamba-radix-cache-strategy extra_buffer"
-            " --kv-cache-dtype fp8_e4m3",
+            " --tp-size 4 --mamba-full-memory-ratio 0.3 --kv-cache-dtype fp8_e4m3"
+            " --mamba-radix-cache-strategy extra_buffer",
+        ),
+        (
+            {"engine": "vllm", "kv_dtype": "bf16", "num_blocks": 900, "watermark": 0.01},
+            "vllm serve moonshotai/Kimi-Linear-48B-A3B-Instruct --num-gpu-blocks-override 900"
+            " --watermark 0.01 --kv-cache-dtype bfloat16 --enable-prefix-caching",
+        ),
+        (
+            {"engine": "sglang", "drafts": 3, "state_dtype": "bf16", "conv_dtype": "float32"},
+            "env SGLANG_MAMBA_CONV_DTYPE=float32 python -m sglang.launch_server --model-path"
+            " moonshotai/Kimi-Linear-48B-A3B-Instruct --mamba-ssm-dtype bfloat16"
+            " --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1"
+            " --speculative-num-draft-tokens 4",
         ),
     ],
-    ids=["vllm", "vllm-off", "sglang"],
+    ids=["vllm", "vllm-off", "sglang", "vllm-pool", "sglang-drafts"],
 )
 def test_commands(settings: dict[str, object], command: str) -> None:
     asked, _ = canonical({**settings, "model": "kimi-linear-48b-a3b"})
     assert launch_command(asked) == command
+
+
+NO_FLAG = {
+    "trace", "model", "engine", "gpu", "weights_memory", "accepted_drafts", "arrival",
+    "session_gap", *TRACE_OPTIONS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["vllm", "sglang"])
+def test_no_setting_of_an_engine_is_lost_on_the_way_to_its_command(family: Family) -> None:
+    own = {name for name, axis in AXES.items() if family in axis.families} - NO_FLAG
+    lost = {name for name in own if launch_flag(family, name) is None}
+    by_other_means = {"sglang": {"kv_memory", "conv_dtype"}, "vllm": set()}
+    assert lost == by_other_means[family]
+
+
+def test_what_is_given_is_not_moved() -> None:
+    given = {**SETTINGS, "limit": 30, "chunked_prefill_size": 8192, "ratio": "0.9"}
+    one = recommend(RecommendAsk(given, ("sglang:no_buffer",))).engines[0]
+    assert one.best is not None
+    assert one.best.settings["engine"] == "sglang:no_buffer"
+    assert one.best.settings["chunked_prefill_size"] == 8192
+    assert one.changes == ()
+    long = {**SETTINGS, "limit": 30, "kv_memory": "2200MiB", "max_model_len": 262144}
+    refused = recommend(RecommendAsk(long, ("vllm",))).engines[0]
+    assert refused.best is None
+    assert "262,144" in (refused.refused or "")
+
+
+def test_a_small_pool_starts_with_fewer_sequences() -> None:
+    small = {**SETTINGS, "limit": 30, "kv_memory": "1GiB"}
+    one = recommend(RecommendAsk(small, ("vllm",))).engines[0]
+    assert one.default is None
+    assert one.best is not None
+    assert "--max-num-seqs 128" in one.best.command
+
+
+def test_the_screen_counts_requests_that_are_refused_and_names_real_flags() -> None:
+    settings = {**SETTINGS, "limit": 80, "model": "nemotron-h-8b-base-8k", "kv_memory": "3GiB"}
+    result = recommend(RecommendAsk(settings, ("vllm", "sglang")))
+    rates = {
+        one.best.row.ceiling_tokens / one.best.row.prompt_tokens
+        for one in result.engines
+        if one.best is not None and one.best.row.ceiling_tokens is not None
+    }
+    assert len(rates) == 1, "both engines serve the same requests"
+    console = Console(width=160, record=True, file=StringIO())
+    console.print(*screen(result))
+    shown = console.export_text()
+    assert "3 of 80 requests are refused" in shown
+    for own_name in ("--kv-dtype", "--state-dtype", "_size ", "_unit ", "_interval "):
+        assert own_name not in shown
 
 
 @pytest.mark.parametrize("engine", ["marconi:paper", "vllm:all"])
