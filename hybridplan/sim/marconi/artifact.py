@@ -208,18 +208,18 @@ class ArtifactCache:
     def _evict_leaves(self, over: int) -> None:
         tree = self.tree
         # The order of equally old leaves is that of this very heap over a depth-first list.
-        heap = [node for node in tree.preorder() if not node.children] or [tree.root]
+        heap = [(leaf.access, leaf) for leaf in tree.leaves()]
         heapq.heapify(heap)
         freed = 0
         while freed < over and heap:
-            leaf = heapq.heappop(heap)
+            _, leaf = heapq.heappop(heap)
             parent = leaf.parent
             if parent is None:
-                return
+                break
             freed += self.costs.prefix_bytes(leaf.tokens)
             tree.delete_leaf(leaf)
             if not parent.children:
-                heapq.heappush(heap, parent)
+                heapq.heappush(heap, (parent.access, parent))
         tree.changed.clear()
 
     def _evict_lowest(self, over: int) -> None:

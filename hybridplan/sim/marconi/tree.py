@@ -60,6 +60,7 @@ class Node:
         return self.end - self.start
 
     def __lt__(self, other: Node) -> bool:
+        """Older; of two equally old nodes neither is, so pairs of time and node tie as well."""
         return self.access < other.access
 
 
@@ -166,6 +167,18 @@ class RadixTree:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.children.values()))
+
+    def leaves(self) -> list[Node]:
+        """Every childless node in that order; the root if the tree is empty."""
+        found = []
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            if node.children:
+                stack.extend(reversed(node.children.values()))
+            else:
+                found.append(node)
+        return found
 
     def last_in_preorder(self) -> Node:
         """The end of the rightmost path; the root if the tree is empty."""
