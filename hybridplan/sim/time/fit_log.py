@@ -97,6 +97,12 @@ def read_log(path: str | Path) -> RequestLog:
             )
         request = replace(stamps.request, arrival_s=arrival - start)
         found.append(Logged(request, stamps.first - start, stamps.last - start))
+    names = {logged.request.request_id for logged in found}
+    if len(names) < len(found):
+        raise InputError(
+            f"{source.path} has {len(found)} rows and {len(names)} request_ids among them; log one"
+            " row a request"
+        )
     found.sort(key=lambda logged: logged.arrival_s)
     return RequestLog(str(source.path), tuple(found), clock)
 
