@@ -13,29 +13,14 @@ from hybridplan.sim.marconi.integrity import check_integrity
 from hybridplan.sim.marconi.paper import PaperCache, PaperMarconi
 from hybridplan.sim.marconi.replayed import MarconiConfig, ReplayedMarconi
 from hybridplan.sim.marconi.tree import Node
+from hybridplan.sim.marconi.tuning import GRID, ArtifactMarconi
 from hybridplan.sim.outcome import LossCause
 from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.sequence import TokenSequence
+from tests.sim.marconi.cases import CAPACITIES, SMALL, served
 
-SMALL = ModelCosts.from_paper(64, 16, attention_layers=2, state_layers=3, mlp_layers=4)
 ALPHAS = st.sampled_from([0.0, 0.3, 1.0, 2.0])
-CAPACITIES = st.builds(SMALL.prefix_bytes, st.integers(10, 200), st.integers(1, 8))
-
-
-@st.composite
-def served(draw: st.DrawFn) -> list[tuple[list[int], int]]:
-    """(tokens, how many are prompt) of requests that often continue earlier ones."""
-    token = st.integers(0, draw(st.sampled_from([1, 2, 500])))
-    part = st.lists(token, min_size=1, max_size=30)
-    requests: list[tuple[list[int], int]] = []
-    for _ in range(draw(st.integers(1, 25))):
-        prompt = draw(part)
-        if requests and draw(st.booleans()):
-            old = draw(st.sampled_from(requests))[0]
-            prompt = old[: draw(st.integers(1, len(old)))] + prompt
-        requests.append((prompt + draw(part), len(prompt)))
-    return requests
 
 
 class ScanningArtifact(ArtifactCache):
@@ -55,6 +40,14 @@ class ScanningArtifact(ArtifactCache):
             else:
                 freed += self.costs.prefix_bytes(nodes[-1].tokens)
                 self.tree.delete_leaf(victim)
+
+    def _efficiency(self, node: Node) -> float:
+        costs, before = self.costs, self.costs.attention_layer_flops(node.start)
+        attention = costs.attention_layer_flops(node.end) - before
+        mlp = node.end * costs.mlp_layer_flops - before
+        saved = node.tokens * costs.state_flops
+        saved += costs.attention_layers * attention + costs.mlp_layers * mlp
+        return saved / costs.prefix_bytes(node.end)
 
     @staticmethod
     def _scaled(values: list[float]) -> list[float]:
@@ -77,6 +70,27 @@ def test_artifact_agrees_with_its_scanning_twin(
         assert clever.serve(sequence, prompt_tokens) == naive.serve(sequence, prompt_tokens)
         assert shape(clever) == shape(naive)
         check_integrity(clever)
+
+
+@given(served(), CAPACITIES)
+@settings(max_examples=40, deadline=None)
+def test_tuning_agrees_with_a_full_replay_for_every_alpha(
+    requests: list[tuple[list[int], int]], capacity: int
+) -> None:
+    tuned = ArtifactMarconi(SMALL, capacity, bootstrap_multiplier=2)
+    window = [(TokenSequence.of_tokens(tokens), prompt) for tokens, prompt in requests]
+    for sequence, prompt_tokens in window:
+        tuned.serve(sequence, prompt_tokens)
+    due = tuned.bootstrap_window
+    if due is None or due > len(window):
+        assert tuned.alpha == 0
+        return
+
+    def flops_saved(alpha: float) -> int:
+        cache = ScanningArtifact(SMALL, capacity, alpha)
+        return sum(SMALL.prefill_flops(cache.serve(*request)) for request in window[:due])
+
+    assert tuned.alpha == max(GRID, key=flops_saved)
 
 
 class NaivePaper:
