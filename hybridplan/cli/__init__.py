@@ -7,7 +7,6 @@ One module per command, imported only when that command is asked for, so that ``
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,8 @@ from importlib import import_module
 import typer
 
 from hybridplan import __version__
-from hybridplan.cli.common import INTERRUPTED, Said
+from hybridplan.cli.common import INTERRUPTED, Said, print_json
+from hybridplan.cli.completion import teach, words_being_completed
 from hybridplan.errors import HybridplanError
 
 BROKEN_PIPE = 141
@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "measure": ("hybridplan.cli.measure", "Hold the predictions against your own GPU."),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
+    "help": ("hybridplan.cli.help", "The manual: a page for each command, engine and term."),
 }
 
 
@@ -59,10 +60,7 @@ def _stub(module: str) -> Callable[[], None]:
 
 
 def build_app(wanted: str | None) -> typer.Typer:
-    """The application, with the wanted command real and the others known by name only.
-
-    ``wanted`` "*" loads every command (completion, documentation tests).
-    """
+    """The application, with the wanted command real and the others known by name only."""
     app = typer.Typer(
         name="hybridplan",
         help="Plan memory and prefix caching for hybrid language models.",
@@ -86,7 +84,7 @@ def build_app(wanted: str | None) -> typer.Typer:
         """Options of the program itself."""
 
     for name, (module, summary) in COMMANDS.items():
-        if wanted in (name, "*"):
+        if wanted == name:
             import_module(module).register(app)
         else:
             app.command(name, help=summary)(_stub(module))
@@ -94,15 +92,15 @@ def build_app(wanted: str | None) -> typer.Typer:
 
 
 def _wanted(arguments: Sequence[str]) -> str | None:
-    if any(key.startswith("_HYBRIDPLAN_") and key.endswith("COMPLETE") for key in os.environ):
-        return "*"
     return next((word for word in arguments if word in COMMANDS), None)
 
 
 def _report_error(sentence: str, kind: str, exit_code: int, as_json: bool) -> int:
     if as_json:
-        error = {"kind": kind, "message": sentence, "exit_code": exit_code}
-        sys.stdout.write(json.dumps({"error": error}, indent=2, ensure_ascii=False) + "\n")
+        from hybridplan.report.document import document
+        from hybridplan.report.failure import SCHEMA_VERSION, Failure, FailureReport
+
+        print_json(document(FailureReport(SCHEMA_VERSION, Failure(kind, sentence, exit_code))))
     sys.stderr.write(f"hybridplan: {sentence}\n")
     return exit_code
 
@@ -119,7 +117,10 @@ def run(arguments: Sequence[str]) -> int:
     """
     as_json = "--json" in arguments
     try:
-        app = build_app(_wanted(arguments))
+        completing = words_being_completed()
+        app = build_app(_wanted(arguments if completing is None else completing))
+        if completing is not None:
+            teach(app)
         result = app(list(arguments) or ["--help"], prog_name="hybridplan", standalone_mode=False)
         sys.stdout.flush()
     except HybridplanError as error:

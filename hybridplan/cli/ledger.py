@@ -15,7 +15,7 @@ from hybridplan.ledger.account import default_contexts
 from hybridplan.ledger.account import ledger as account
 from hybridplan.ledger.deployment import Deployment, parse_engine
 from hybridplan.ledger.explain import select
-from hybridplan.ledger.result import SCHEMA_VERSION, Comparison, Ledger
+from hybridplan.ledger.result import SCHEMA_VERSION, Comparison, Explanation, Ledger
 
 _LENGTH = re.compile(r"(\d{1,12})([kKmM]?)")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -95,7 +95,7 @@ def _answer(ledger: Ledger, explain: str | None, as_json: bool) -> None:
     if as_json:
         from hybridplan.report.document import document
 
-        print_json(document(ledger if explain is None else wanted))
+        print_json(document(ledger if explain is None else Explanation(SCHEMA_VERSION, wanted)))
     elif wanted:
         from hybridplan.report.explain import chains
 

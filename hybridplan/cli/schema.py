@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hybridplan.cli.common import print_json
 from hybridplan.errors import InputError
 
-_RESULTS = {
+RESULTS = {
+    "error": ("hybridplan.report.failure", ("FailureReport",)),
     "explain-log": ("hybridplan.ledger.logs.result", ("LogReport",)),
     "fit": ("hybridplan.ledger.planning.result", ("FitResult",)),
     "compare": ("hybridplan.sim.compare", ("CompareResult",)),
     "curve": ("hybridplan.sim.sweep.curve", ("Curve",)),
-    "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison")),
+    "help": ("hybridplan.topics", ("TopicList", "TopicPage")),
+    "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison", "Explanation")),
     "measure": ("hybridplan.measure.result", ("MeasureResult",)),
     "models": ("hybridplan.ledger.catalogue", ("Catalogue",)),
     "plan": ("hybridplan.ledger.planning.result", ("VllmResult", "SglangResult")),
     "recommend": ("hybridplan.sim.recommend", ("RecommendResult",)),
     "simulate": ("hybridplan.sim.result", ("SimulateResult",)),
     "sweep": ("hybridplan.sim.sweep.sweep", ("SweepResult",)),
-    "trace": ("hybridplan.sim.traces.summary", ("TraceSummary",)),
+    "trace": ("hybridplan.sim.traces.summary", ("TraceSummary", "Conversion")),
 }
+
+_COMMAND = typer.Argument(help=f"One of: {', '.join(RESULTS)}.")
 
 
 def register(app: typer.Typer) -> None:
@@ -32,11 +36,22 @@ def register(app: typer.Typer) -> None:
 
 
 def _schema(
-    command: Annotated[str, typer.Argument(help=f"One of: {', '.join(_RESULTS)}.")],
+    command: Annotated[str, _COMMAND],
 ) -> None:
-    if command not in _RESULTS:
-        raise InputError(f"{command!r} has no JSON schema; there is one for {', '.join(_RESULTS)}")
+    print_json(schema_of(command))
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """The JSON Schema of a command's document. Raises InputError where there is none."""
+    if command not in RESULTS:
+        raise InputError(f"{command!r} has no JSON schema; there is one for {', '.join(RESULTS)}")
     from hybridplan.report.schema import json_schema
 
-    module, names = _RESULTS[command]
-    print_json(json_schema([getattr(import_module(module), name) for name in names]))
+    module, names = RESULTS[command]
+    return json_schema([getattr(import_module(module), name) for name in names])
+
+
+def version_of(command: str) -> int:
+    """The version that a command's document states."""
+    version: int = import_module(RESULTS[command][0]).SCHEMA_VERSION
+    return version

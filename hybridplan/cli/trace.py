@@ -20,7 +20,8 @@ class _FileOrCommand(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = next((word for word in args if not word.startswith("-")), None)
         asks_for_help = first is None and any(word in ("-h", "--help") for word in args)
-        if first not in self.commands and not asks_for_help:
+        completes = first is None and ctx.resilient_parsing
+        if first not in self.commands and not asks_for_help and not completes:
             args = [_DESCRIBE, *args]
         return super().parse_args(ctx, args)
 
@@ -109,7 +110,8 @@ def _convert(
     convert_trace(trace, target, overwrite=overwrite)
     if json:
         from hybridplan.report.document import document
+        from hybridplan.sim.traces.summary import SCHEMA_VERSION, Conversion
 
-        print_json({"target": str(target), **document(trace.counts)})
+        print_json(document(Conversion(SCHEMA_VERSION, str(target), trace.counts)))
     else:
         typer.echo(f"{target}: {trace.counts.requests:,} requests from {trace.info.format}")

@@ -166,3 +166,11 @@ class Comparison:
 
     schema_version: int
     ledgers: tuple[Ledger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The figures that were asked to be explained; their inputs name further figures."""
+
+    schema_version: int
+    figures: tuple[Figure, ...]

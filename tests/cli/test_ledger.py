@@ -142,7 +142,7 @@ def test_explain(figure: str, said: str, capsys: Capture) -> None:
 
 def test_explain_as_json(capsys: Capture) -> None:
     printed = json.loads(_out(capsys, "qwen3.5-0.8b", "--explain", "conv_bytes", "--json"))
-    assert [figure["value"] for figure in printed] == [663_552]
+    assert [figure["value"] for figure in printed["figures"]] == [663_552]
 
 
 def test_contexts_and_spacings_are_the_ones_asked_for(capsys: Capture) -> None:

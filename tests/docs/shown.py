@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 
 _FENCE = re.compile(r"^```(\w*)$")
@@ -75,7 +76,7 @@ def collect(path: Path, page: str) -> Iterator[Shown]:
 
 def _inline(line: str, page: str, number: int, marks: dict[str, str]) -> Iterator[Shown]:
     for text in _INLINE.findall(line):
-        if len(text.split()) == 2:
+        if re.fullmatch(r"hybridplan [\w-]*\w,?", text) and not text.startswith("hybridplan -"):
             yield Shown(page, number, "name", text)
         elif not _PLACEHOLDER.search(text):
             yield Shown(page, number, "inline", text, None, None, marks.get("not run"))
@@ -144,6 +145,6 @@ def difference(shown: tuple[str, ...], printed: str) -> str | None:
             candidates = list(range(at, len(actual) - len(part) + 1))
         found = next((n for n in candidates if n >= at and actual[n : n + len(part)] == part), None)
         if found is None or (last and number == 0 and len(actual) != len(part)):
-            return "\n".join(["shown, and not printed so:", *part, "printed:", *actual])
+            return "\n".join(unified_diff(part, actual[at:], "shown", "printed", lineterm=""))
         at = found + len(part)
     return None

@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 
 CONFIGS = Path(__file__).parent.parent.parent / "model_configs"
 LENGTHS = (5, 37, 70)
-PAGE = Path(__file__).parent.parent.parent / "docs" / "transformers_cache.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "engines" / "transformers.md"
 MOST_PARAMETERS = 100_000_000
 SMALL = {
     "vocab_size": 128,
@@ -449,40 +449,21 @@ def test_bytes_of_a_real_cache(case: Case) -> None:
             assert sum(real.values()) == account + explained, (tokens, layer.index, real)
 
 
-def page() -> str:
-    """docs/transformers_cache.md: what was compared, and every difference with its reason."""
-    lines = [
-        "# The transformers cache and our account",
-        "",
-        "`hybridplan ledger X --engine transformers` against the cache tensors of a real model:",
-        "few layers, small hidden size and vocabulary, the published head shapes, random bf16",
-        "weights, prefilled on the CPU with " + ", ".join(map(str, LENGTHS[:-1])),
-        f"and {LENGTHS[-1]} tokens. `tests/ledger/test_transformers_cache.py` makes the comparison",
-        'layer by layer and checks this table. "equal" means to the byte in every layer.',
-        "",
-        "| config | model_type | result |",
-        "|---|---|---|",
-    ]
+def table() -> str:
+    """docs/engines/transformers.md: what was compared, and every difference with its reason."""
+    lines = ["| config | model_type | result |", "|---|---|---|"]
     for case in CASES:
         difference = DIFFERENCES.get(case.name)
         result = f"more by a known amount: {difference[1]}" if difference else "equal"
         lines.append(f"| {case.name} | {shrunk(case)['model_type']} | {result} |")
-    lines += [
-        "",
-        "Conventions that the comparison taught us, and that the account follows:",
-        "",
-        "- A convolution keeps all K columns (RG-LRU: K - 1); the recurrent state is fp32, and in",
-        "  the model's dtype for lightning attention.",
-        "- A sliding or chunked window keeps W - 1 tokens between steps.",
-        "- MLA is cached as its latent. Index keys stay in the model's dtype, one per token:",
-        "  GLM-5.3-Flash keeps key, gate and a valid mark, Qwen4-Exp key and three positions.",
-        "- DeepSeek-V4 keeps K and V of a window-only layer apart though they are equal; where KV",
-        "  is compressed, tokens without an entry wait as values and gates.",
-        "- A DeepSeek-V4 layer with 4-to-1 compression counts its overlap from the first whole",
-        "  pool on; the account charges it always.",
-        "",
-    ]
     return "\n".join(lines)
+
+
+def written(text: str) -> str:
+    """The page with its table as the comparison has it."""
+    begin, end = "<!-- compared: begin -->\n", "\n<!-- compared: end -->"
+    before, _, rest = text.partition(begin)
+    return before + begin + table() + end + rest.partition(end)[2]
 
 
 # Names whose text model is that of a compared one, by the same reader.
@@ -497,8 +478,9 @@ def test_every_family_of_transformers_is_compared() -> None:
 
 
 def test_page_says_what_is_tested() -> None:
-    assert PAGE.read_text() == page(), "run: python tests/ledger/test_transformers_cache.py"
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == written(page), "run: python tests/ledger/test_transformers_cache.py"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -22,6 +22,15 @@ class TraceSummary:
     statistics: TraceStatistics
 
 
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A trace written as hybridplan JSONL to ``target``, and what was read for it."""
+
+    schema_version: int
+    target: str
+    counts: TraceCounts
+
+
 def summarize(trace: Trace, *, warmup_requests: int = 0) -> TraceSummary:
     """Read a trace to its end and describe it. Raises InputError like ``Trace.requests``."""
     statistics = trace_statistics(trace, warmup_requests=warmup_requests)
