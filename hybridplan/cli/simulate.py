@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridplan.cli import fleet_flags as fleet_flag
 from hybridplan.cli import flags
+from hybridplan.cli import time_options as time_flag
 from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
@@ -25,8 +27,8 @@ _BLOCKS = typer.Option(
 )
 _ARRIVAL = typer.Option(
     "--arrival",
-    help="sequential; closed:N (N in flight); timed or timed:TOKENS_PER_S:STEP_S (the trace's"
-    " clock, a step taking STEP_S + tokens / TOKENS_PER_S seconds; 20000 and 0.005).",
+    help="sequential; closed:N (N in flight); timed (the trace's clock; steps as --calibration has"
+    " them) or timed:TOKENS_PER_S:STEP_S (STEP_S + tokens / TOKENS_PER_S; 20000 and 0.005).",
 )
 _GAP = typer.Option(
     "--session-gap",
@@ -85,6 +87,31 @@ def _simulate(
     num_blocks: Annotated[int | None, _BLOCKS] = None,
     arrival: Annotated[str, _ARRIVAL] = "sequential",
     session_gap: Annotated[float | None, _GAP] = None,
+    calibration: time_flag.Calibrated = None,
+    rate: time_flag.Rate = None,
+    slo: time_flag.Slo = None,
+    slo_share: time_flag.SloShare = None,
+    find_rate: time_flag.FindRate = False,
+    rate_tolerance: time_flag.Tolerance = None,
+    baseline: time_flag.Baseline = True,
+    replicas: fleet_flag.Replicas = None,
+    router: fleet_flag.Router = None,
+    router_load: fleet_flag.RouterLoad = None,
+    router_cache_threshold: fleet_flag.CacheThreshold = None,
+    router_balance_abs: fleet_flag.BalanceAbs = None,
+    router_balance_rel: fleet_flag.BalanceRel = None,
+    router_index_tokens: fleet_flag.IndexTokens = None,
+    find_replicas: fleet_flag.FindReplicas = False,
+    most_replicas: fleet_flag.MostReplicas = None,
+    prefill_replicas: fleet_flag.PrefillReplicas = None,
+    decode_replicas: fleet_flag.DecodeReplicas = None,
+    transfer_gb_s: fleet_flag.TransferSpeed = None,
+    transfer_latency_ms: fleet_flag.TransferLatency = None,
+    host_gib: fleet_flag.HostGib = None,
+    host_gb_s: fleet_flag.HostSpeed = None,
+    jobs: fleet_flag.Jobs = None,
+    scheduler: fleet_flag.Scheduler = None,
+    references: fleet_flag.References = True,
     limit: trace_flag.Limit = None,
     advice: Annotated[str, _ADVICE] = "auto",
     bounds: Annotated[bool, _BOUNDS] = True,
@@ -168,9 +195,10 @@ def _simulate(
 
         check_target(plot)
     opened = trace_flag.open_with(trace, given)
+    spec = load(model, download=download)
     ask = SimulateAsk(
         engine=EngineAsk(
-            load(model, download=download),
+            spec,
             deployment,
             _engine_flags(deployment, given),
             _memory(name, given),
@@ -181,7 +209,10 @@ def _simulate(
         bounds=bounds,
         causes=causes,
         advice=advice,  # type: ignore[arg-type]
+        timing=time_flag.time_ask(spec, given),
     )
+    if fleet_flag.asked(given):
+        return fleet_flag.answer(ask, given)
     with ExitStack() as stack:
         write = stack.enter_context(request_writer(per_request)) if per_request else None
         sink = stack.enter_context(event_writer(events)) if events else None
@@ -201,7 +232,8 @@ def _simulate(
         print_report(*screen(result))
     if result.interrupted is not None:
         return interrupted(f"interrupted during the {result.interrupted}")
-    return 0
+    attained = result.time.attained if result.time is not None else None
+    return 1 if attained is not None and not attained.kept else 0
 
 
 def _memory(engine: str, given: dict[str, Any]) -> MemoryAsk | None:

@@ -111,8 +111,7 @@ def preset(gpu: Gpu, flop_dtype: str = "bf16") -> Calibration:
             )
         constants[f"step.{feature}"] = Constant(
             1 / (share * rate), FEATURES[feature], None,
-            f"assumed: {share:.0%} of the {rate / 1e12:,.4g} TFLOP/s in {dtype} published for"
-            f" {gpu.title}",
+            f"assumed: {share:.0%} of its {rate / 1e12:,.4g} TFLOP/s in {dtype}",
         )  # fmt: skip
     return Calibration(
         schema_version=SCHEMA_VERSION,

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hybridplan.report import simulate_time
 from hybridplan.report.units import size
 from hybridplan.sim.advice import LEAST_GAIN
 from hybridplan.sim.result import Advice, Setup, SimulateResult, Suggestion, Use
@@ -35,6 +36,8 @@ def screen(result: SimulateResult) -> list[RenderableType]:
             Text(f"PARTIAL: stopped after {result.requests:,} requests", style="bold yellow")
         )
     parts += ["", _hits(result)]
+    if result.time is not None:
+        parts += simulate_time.screen(result.time)
     if result.losses:
         parts += ["", Text("Where the rest went", style="bold"), _losses(result)]
     parts += _advice(result)
@@ -291,7 +294,7 @@ def _facts(result: SimulateResult) -> Table:
 
 def _waited(result: SimulateResult) -> str:
     queue = result.queue
-    if queue.waited_s is not None:
+    if queue.waited_s is not None and result.time is None:
         mean = queue.waited_s / max(result.requests, 1)
         return (
             f"; {mean:,.2f} s from arrival to start on average; the replay ended after "

@@ -19,6 +19,7 @@ from hybridplan.sim.replay import Progress, Replay
 from hybridplan.sim.request import Request
 from hybridplan.sim.result import Advice, Suggestion
 from hybridplan.sim.setup import EngineAsk, VllmFlags, build
+from hybridplan.sim.time.clock import Clock
 
 Watch = Callable[[str, Progress, int | None], None]
 """Told the stage ("replay", "upper bound", "advice 2 of 6: --flag"), where it is, and how many
@@ -103,9 +104,13 @@ def advise(
     head: Head,
     watch: Watch | None,
     all_requests: Callable[[], Iterable[Request]],
+    clock_of: Callable[[EngineAsk], Clock | None] = lambda ask: None,
 ) -> tuple[Advice, bool]:
-    """The best changes for what ``summary`` lost; False beside it when Ctrl-C cut it short."""
-    search = _Search(ask, arrival, summary, head, watch, all_requests)
+    """The best changes for what ``summary`` lost; False beside it when Ctrl-C cut it short.
+
+    ``clock_of`` gives the clock of a re-run, as a change may change what a step takes.
+    """
+    search = _Search(ask, arrival, summary, head, watch, all_requests, clock_of)
     complete = True
     try:
         search.run()
@@ -123,6 +128,7 @@ class _Search:
         head: Head,
         watch: Watch | None,
         all_requests: Callable[[], Iterable[Request]],
+        clock_of: Callable[[EngineAsk], Clock | None],
     ) -> None:
         self._ask = ask
         self._arrival = arrival
@@ -130,6 +136,7 @@ class _Search:
         self._head = head
         self._watch = watch
         self._all = all_requests
+        self._clock_of = clock_of
         self._tried: list[tuple[Suggestion, Change]] = []
         self._refused: list[str] = []
         self._left_out: list[Change] = []
@@ -226,7 +233,10 @@ class _Search:
                 self._watch(self._stage, progress, total)
 
         engine = build(ask).engine(losses=losses)
-        replay = Replay(requests, engine, arrival=self._arrival, progress=see, progress_every=50)
+        replay = Replay(
+            requests, engine, arrival=self._arrival, clock=self._clock_of(ask), progress=see,
+            progress_every=50,
+        )  # fmt: skip
         for _ in replay:
             pass
         got = replay.summary()

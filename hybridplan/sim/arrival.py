@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from hybridplan.errors import InputError
+from hybridplan.sim.request import Request
 from hybridplan.sim.time.clock import NS, FlatClock
 
 
@@ -57,12 +60,64 @@ class Timed:
     def arrival_ns(self, arrival_s: float) -> int:
         return round(arrival_s * NS / self.speed)
 
-    def __str__(self) -> str:
+    def words(self, *, stand_in: bool) -> str:
+        """As a result says it; without the stand-in's step times where another clock is used."""
         speed = "" if self.speed == 1 else f", trace clock x{self.speed:g}"
+        if not stand_in:
+            return f"timed{speed}"
         return f"timed: {self.step_s:g} s a step + {self.tokens_per_s:g} tokens/s{speed}"
+
+    def __str__(self) -> str:
+        return self.words(stand_in=True)
 
 
 Arrival = Closed | Timed
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast to replay a trace's clock: ``speed`` times, or ``per_s`` requests on the mean."""
+
+    speed: float | None = None
+    per_s: float | None = None
+
+    def of(self, requests: Iterable[Request]) -> float:
+        """The speed for these requests, whose clock is stretched evenly: bursts stay bursts.
+
+        Raises InputError where ``per_s`` cannot be reached as all arrive at once.
+        """
+        if self.speed is not None:
+            return self.speed
+        assert self.per_s is not None
+        stamps = [r.arrival_s for r in requests if r.arrival_s is not None]
+        span = max(stamps) - min(stamps) if stamps else 0.0
+        if span <= 0:
+            raise InputError(
+                f"--rate {self.per_s:g}/s cannot be reached: the {len(stamps)} requests of the"
+                " trace arrive at one moment; use closed:N"
+            )
+        return self.per_s * span / (len(stamps) - 1)
+
+
+def parse_rate(text: str) -> Rate:
+    """``x2``, ``2x`` or ``3/s``. Raises InputError for anything else."""
+    plain = text.strip().lower()
+    try:
+        if plain.endswith("/s"):
+            rate = Rate(per_s=float(plain[:-2]))
+        elif plain.startswith("x") or plain.endswith("x"):
+            rate = Rate(speed=float(plain.strip("x")))
+        else:
+            raise ValueError
+        value = rate.speed or rate.per_s or 0.0
+        if not 0 < value < inf:
+            raise ValueError
+    except ValueError:
+        raise InputError(
+            f"--rate {text!r} is neither a multiple of the trace's clock such as x2 nor requests a"
+            " second such as 3/s"
+        ) from None
+    return rate
 
 
 def parse_arrival(text: str) -> Arrival:

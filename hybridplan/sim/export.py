@@ -15,7 +15,16 @@ from hybridplan.sim.outcome import LossCause, RequestOutcome
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 _TEXT = ("request_id", "session", "refused")
-_SECONDS = ("arrival_s", "waited_s", "finish_s")
+_SECONDS = (
+    "arrival_s",
+    "waited_s",
+    "finish_s",
+    "sent_s",
+    "queued_s",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+)
 _NUMBERS = (
     "turn",
     "prompt_tokens",

@@ -101,8 +101,10 @@ class Replay:
         self._next: Request | None = None
         self._turns = _Turns() if hold_turns else None
         self._open = 0
-        if clock is None and isinstance(arrival, Timed):
-            clock = arrival.stand_in
+        self._arrival_words = str(arrival)
+        if isinstance(arrival, Timed):
+            self._arrival_words = arrival.words(stand_in=clock is None)
+            clock = clock or arrival.stand_in
         self.server = None if clock is None else Server(engine, clock)
         self._totals = Totals()
         self._progress = progress
@@ -116,7 +118,7 @@ class Replay:
         """Totals of the requests that ended so far."""
         return self._totals.summary(
             self.engine,
-            arrival=str(self.arrival),
+            arrival=self._arrival_words,
             elapsed_s=self.server.now_s if self.server is not None else None,
             partial=not self._ended,
             interrupted=interrupted,

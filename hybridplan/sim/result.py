@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.planning.result import Memory
 from hybridplan.sim.outcome import LossCause, Summary
+from hybridplan.sim.time.result import TimeResult
 from hybridplan.sim.traces.facts import TraceInfo
 
 SCHEMA_VERSION = 1
@@ -186,8 +187,10 @@ class SimulateResult:
     """Everything ``hybridplan simulate`` prints. The tokens of ``losses`` sum to ceiling - usable.
 
     ``partial`` is True when the trace was not replayed to its end (Ctrl-C); ``interrupted`` names
-    what Ctrl-C cut short: "replay", "upper bound" or "advice". ``held_blocks`` still carry a key
-    at the end, free for reuse; ``held_bytes`` is what they take.
+    what Ctrl-C cut short: "replay", "upper bound", "advice",
+    "baseline" or "rate search". ``held_blocks`` still carry a key
+    at the end, free for reuse; ``held_bytes`` is what they take. ``time`` exists with a
+    calibration, and with timed arrival where an SLO was asked for.
     """
 
     schema_version: int
@@ -214,6 +217,7 @@ class SimulateResult:
     assumptions: tuple[str, ...]
     partial: bool
     interrupted: str | None
+    time: TimeResult | None = None
 
 
 def hits_of(lower: Summary, upper: Summary | None) -> Hits:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from hybridplan.errors import InputError
@@ -31,6 +32,11 @@ from hybridplan.sim.result import (
     losses_of,
 )
 from hybridplan.sim.setup import Built, EngineAsk, build
+from hybridplan.sim.time.answer import Replays, clock_of, time_result
+from hybridplan.sim.time.ask import TimeAsk
+from hybridplan.sim.time.load import assumptions as clock_assumptions
+from hybridplan.sim.time.result import Capacity, TimeResult, Worth
+from hybridplan.sim.time.stopwatch import Stopwatch
 from hybridplan.sim.timeline import Timeline
 from hybridplan.sim.traces.trace import Trace
 from hybridplan.sim.vllm.keys import Reading
@@ -45,7 +51,8 @@ class SimulateAsk:
     ``session_gap_s`` places sessions that each have a clock of their own on the common one of timed
     arrival, ``bounds`` asks for the upper reading where the trace cannot tell, ``advice`` "auto"
     re-runs a head of long traces and "full" always the whole. ``causes`` False leaves out ceiling,
-    causes and advice, whose memory grows with the trace's distinct content.
+    causes and advice, whose memory grows with the trace's distinct content. ``timing`` says what
+    steps take and what is asked of time.
     """
 
     engine: EngineAsk
@@ -55,6 +62,7 @@ class SimulateAsk:
     bounds: bool = True
     advice: AdviceMode = "auto"
     causes: bool = True
+    timing: TimeAsk = TimeAsk()  # noqa: RUF009
 
 
 def run(
@@ -72,6 +80,7 @@ def run(
         events: receives the cache's events of the main replay.
         watch: called after every finished request of any stage.
     """
+    ask = _at_rate(ask)
     built = build(ask.engine)
     main = _Main(ask, built, on_outcome, events, watch)
     interrupted = None if main.run() else "replay"
@@ -82,9 +91,24 @@ def run(
         upper = _upper(ask, built, watch)
         interrupted = None if upper is not None else "upper bound"
     if interrupted is None and ask.advice != "off" and summary.ceiling_tokens:
-        advice, whole = advise(ask.engine, ask.arrival, summary, main.head, watch, main.requests)
+        clock = partial(clock_of, ask.timing)
+        advice, whole = advise(
+            ask.engine, ask.arrival, summary, main.head, watch, main.requests, clock
+        )
         interrupted = None if whole else "advice"
-    return _result(ask, built.setup, main, summary, upper, advice, interrupted)
+    timed, cut = main.time(watch, whole=interrupted is None)
+    result = _result(ask, built.setup, main, summary, upper, advice, interrupted or cut)
+    return replace(result, time=timed)
+
+
+def _at_rate(ask: SimulateAsk) -> SimulateAsk:
+    """The question with its rate put into the arrival."""
+    ask.timing.check(ask.arrival)
+    rate = ask.timing.rate
+    if rate is None or not isinstance(ask.arrival, Timed):
+        return ask
+    speed = rate.of(clocked_requests(ask.trace, ask.arrival, ask.session_gap_s))
+    return replace(ask, arrival=replace(ask.arrival, speed=speed))
 
 
 class _Main:
@@ -99,6 +123,10 @@ class _Main:
         watch: Watch | None,
     ) -> None:
         self._ask = ask
+        self.clock = clock_of(ask.timing, ask.engine)
+        self._stopwatch: Stopwatch | None = None
+        if self.clock is not None or ask.timing.slo is not None:
+            self._stopwatch = Stopwatch(ask.timing.slo, self.clock)
         self._on_outcome = on_outcome
         self._watch = watch
         self.last: Progress | None = None
@@ -110,8 +138,9 @@ class _Main:
         if ask.advice != "off" and ask.causes:
             stream = self.head.filled(stream)
         self.replay = Replay(
-            stream, engine, arrival=ask.arrival, progress=self._see, progress_every=1
-        )
+            stream, engine, arrival=ask.arrival, clock=self.clock, progress=self._see,
+            progress_every=1,
+        )  # fmt: skip
 
     def requests(self) -> Iterator[Request]:
         """The trace from its start, on one clock."""
@@ -126,6 +155,8 @@ class _Main:
             for outcome in self.replay:
                 if notes_head:
                     self.head.see(outcome)
+                if self._stopwatch is not None:
+                    self._stopwatch.see(outcome)
                 if outcome.refused is not None:
                     self._note_refusal(outcome)
                 if self._on_outcome is not None:
@@ -133,6 +164,34 @@ class _Main:
         except KeyboardInterrupt:
             return False
         return True
+
+    def time(self, watch: Watch | None, *, whole: bool) -> tuple[TimeResult | None, str | None]:
+        """What the replay says of time, and what Ctrl-C cut short; no more replays if not whole."""
+        ask, found, server = self._ask, self._stopwatch, self.replay.server
+        if found is None or server is None:
+            return None, None
+
+        def watched(stage: str) -> Callable[[Progress], None]:
+            return lambda progress: watch(stage, progress, None) if watch is not None else None
+
+        again = Replays(ask.timing, ask.engine, ask.arrival, self.requests, watched)
+        worth: Worth | None = None
+        capacity: Capacity | None = None
+        stage = None
+        try:
+            if whole and ask.timing.baseline and self.clock is not None:
+                stage = "baseline"
+                worth = again.worth(found, server)
+            if whole and ask.timing.find_rate:
+                stage = "rate search"
+                capacity = again.capacity(found)
+            stage = None
+        except KeyboardInterrupt:
+            pass
+        answer = time_result(
+            ask.timing, ask.engine, ask.arrival, found, server, worth=worth, capacity=capacity
+        )
+        return answer, stage
 
     def _see(self, progress: Progress) -> None:
         self.last = progress
@@ -192,7 +251,10 @@ def _upper(ask: SimulateAsk, built: Built, watch: Watch | None) -> Summary | Non
 
     engine = built.engine(Reading.UPPER, losses=False)
     requests = clocked_requests(ask.trace, ask.arrival, ask.session_gap_s)
-    replay = Replay(requests, engine, arrival=ask.arrival, progress=see, progress_every=1)
+    clock = clock_of(ask.timing, ask.engine)
+    replay = Replay(
+        requests, engine, arrival=ask.arrival, clock=clock, progress=see, progress_every=1
+    )
     try:
         for _ in replay:
             pass
@@ -217,8 +279,13 @@ def _result(
     assumptions = [*setup.assumptions, f"arrival {summary.arrival}"]
     if isinstance(ask.arrival, Timed) and ask.session_gap_s is not None:
         assumptions.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
-    if ask.arrival == Timed():
-        assumptions.append("step times stand in for a device; timed:TOKENS_PER_S:STEP_S sets them")
+    if main.clock is not None:
+        assumptions += clock_assumptions(main.clock, ask.engine.spec)
+    elif isinstance(ask.arrival, Timed) and ask.arrival == Timed(speed=ask.arrival.speed):
+        assumptions.append(
+            "step times stand in for a device; timed:TOKENS_PER_S:STEP_S sets them, --calibration"
+            " FILE or preset:CARD counts each step's work"
+        )
     assumptions += [said for said in summary.assumptions if not said.startswith("arrival ")]
     if ask.trace.info.unit_tokens is None:
         assumptions.append("the trace has no prefix ids, so every prompt counts as new")

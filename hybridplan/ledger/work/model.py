@@ -101,6 +101,18 @@ class WorkModel:
         moved = moved * times + self._read(work)
         return Counts(times, launches * times, moved, dense * times, attention, scan)
 
+    def prefix(self, tokens: int) -> Counts:
+        """What the first ``tokens`` of a prompt add to the steps that compute them: rows, pairs and
+        chunks of the recurrence. Weights, experts and launches are left out, as steps share them.
+        """
+        attention = sum(flop * reach.pairs(0, tokens) for reach, flop in self.pair_flop.items())
+        return Counts(
+            bytes=tokens * (self.row.bytes + self.chunk_row.bytes),
+            dense_flop=tokens * self.row.dense_flop,
+            attention_flop=attention,
+            scan_flop=self.chunk_scan_flop * -(-tokens // CHUNK_TOKENS),
+        )
+
     def _read(self, work: StepWork) -> int:
         """Bytes of KV that attention reads, in all repeats."""
         contexts, times = work.contexts, work.repeats

@@ -94,7 +94,11 @@ class StepClock:
         if work.empty:
             return Charge(0)
         counts = self.model.counts(work)
-        return Charge(sum(a * b for a, b in zip(counts, self.unit_ticks, strict=True)), counts)
+        return Charge(self.ticks(counts), counts)
+
+    def ticks(self, counts: Counts) -> int:
+        """Ticks of these counts."""
+        return sum(a * b for a, b in zip(counts, self.unit_ticks, strict=True))
 
     def passes(self, passes: Sequence[Pass]) -> list[Charge]:
         """The charge of each pass."""

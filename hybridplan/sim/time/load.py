@@ -36,7 +36,7 @@ def assumptions(clock: StepClock, spec: ModelSpec) -> tuple[str, ...]:
     made = clock.calibration
     said = []
     if made.assumed:
-        said += [f"{name}: {c.how}" for name, c in made.constants.items()]
+        said.append(_preset(made))
     elif made.model and made.model != spec.name:
         said.append(
             f"the constants were measured with {made.model} and are used for {spec.name}: they are"
@@ -45,3 +45,23 @@ def assumptions(clock: StepClock, spec: ModelSpec) -> tuple[str, ...]:
     said += clock.model.notes
     said.append("tokenisation, HTTP, the network and the host's own scheduling take no time")
     return tuple(said)
+
+
+def _preset(made: Calibration) -> str:
+    """What a preset assumes, in one sentence."""
+    rates = "; ".join(
+        f"{label} at {made.constants[f'step.{name}'].how.removeprefix('assumed: ')}"
+        for name, label in _RATES.items()
+    )
+    return (
+        f"nothing was measured: {1e3 * made.step_seconds('step'):g} ms of host work between steps,"
+        f" {1e6 * made.step_seconds('launches'):g} us a launch, {rates}"
+    )
+
+
+_RATES = {
+    "bytes": "bytes",
+    "dense_flop": "products",
+    "attention_flop": "attention of prefills",
+    "scan_flop": "recurrence of prefills",
+}

@@ -1,0 +1,185 @@
+"""Times of a replay on a terminal: percentiles, throughput, where the time went, what hits gave."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hybridplan.report.units import size
+from hybridplan.sim.time.result import (
+    Attained,
+    Capacity,
+    Latencies,
+    Probe,
+    Quantiles,
+    TimeResult,
+    Utilisation,
+    Worth,
+)
+
+_NAMES = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "e2e": "end to end",
+    "queue": "queueing",
+}
+_FEATURES = {
+    "step": "between steps",
+    "launches": "launches",
+    "bytes": "bytes moved",
+    "dense_flop": "products",
+    "attention_flop": "attention of prefills",
+    "scan_flop": "recurrence of prefills",
+}
+
+
+def screen(time: TimeResult) -> list[RenderableType]:
+    """The part of a simulation's answer that is about time."""
+    parts: list[RenderableType] = ["", _title(time)]
+    if time.latencies is not None:
+        parts.append(Padding(_latencies(time.latencies, time.worth), (0, 0, 0, 2)))
+    parts.append(_facts(time))
+    if time.capacity is not None:
+        parts += ["", *_capacity(time.capacity)]
+    return parts
+
+
+def _title(time: TimeResult) -> Text:
+    clock = time.clock
+    text = Text("Time", style="bold")
+    if not clock.card:
+        return text.append(f"  {clock.name}, which stands in for a device", style="")
+    said = f"  steps of {clock.card}, {clock.how}"
+    if clock.how == "measured" and clock.mean_error is not None:
+        said += f" (on steps it had not seen {clock.mean_error:.1%} off on the mean"
+        said += f", {clock.worst_error:.1%} at worst)" if clock.worst_error is not None else ")"
+    return text.append(said, style="not bold")
+
+
+def _latencies(found: Latencies, worth: Worth | None) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for title in ("", "p50", "p90", "p99", "max", "mean"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for name, label in _NAMES.items():
+        values = getattr(found, name)
+        if values is not None:
+            table.add_row(label, *_cells(values))
+    if worth is not None:
+        table.add_row("TTFT without hits", *_cells(worth.latencies.ttft), style="dim")
+    return table
+
+
+def _cells(values: Quantiles) -> list[str]:
+    return [
+        seconds(value)
+        for value in (values.p50_s, values.p90_s, values.p99_s, values.max_s, values.mean_s)
+    ]
+
+
+def _facts(time: TimeResult) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    offered = ""
+    if time.offered_per_s is not None:
+        offered = f"; {time.offered_per_s:.3g} requests/s arrive"
+    grid.add_row(
+        "Throughput",
+        f"{time.requests_per_s:.3g} requests/s, {time.prompt_tokens_per_s:,.0f} prompt and "
+        f"{time.output_tokens_per_s:,.0f} output tokens/s over {seconds(time.span_s)}{offered}",
+    )
+    if time.attained is not None:
+        grid.add_row("SLO", Text(_attained(time.attained)))
+    if time.worth is not None:
+        grid.add_row("Hits gave", Text(_worth(time.worth)))
+    if time.utilisation is not None:
+        grid.add_row("Busy", Text(_busy(time.utilisation)))
+        grid.add_row("", Text(_shares(time.utilisation)))
+    if time.held_back:
+        turns = "1 turn" if time.held_back == 1 else f"{time.held_back:,} turns"
+        grid.add_row(
+            "Held back",
+            f"{turns}, sent {seconds(time.held_back_s)} after the trace's time on the mean: the "
+            "turn before was not done",
+        )
+    return grid
+
+
+def _attained(found: Attained) -> str:
+    said = f"{'kept' if found.kept else 'NOT kept'}: {found.share_met:.2%} of the requests within "
+    said += ", ".join(f"{_NAMES[name]} {seconds(s)}" for name, s in found.slo.limits.items())
+    said += f" ({100 * found.slo.share:.4g}% asked); goodput {found.goodput_per_s:.3g} requests/s"
+    broken = [f"{_NAMES[name]} {count:,}" for name, count in found.missed.items() if count]
+    return said + (f"; broken: {', '.join(broken)}" if broken else "")
+
+
+def _worth(found: Worth) -> str:
+    less = "fewer" if found.saved_gpu_s >= 0 else "more"
+    lower = "lower" if found.saved_ttft_s >= 0 else "higher"
+    each = f"{found.ms_per_1000_hit_tokens:.3g} ms a 1,000 tokens"
+    return (
+        f"mean TTFT {seconds(abs(found.saved_ttft_s))} {lower} than with {found.baseline}; "
+        f"{found.prefill_gpu_s:,.4g} GPU s of prefill spared, {each}; "
+        f"{abs(found.saved_gpu_s):,.3g} GPU s {less} in steps, of {found.gpu_s:,.4g}"
+    )
+
+
+def _busy(found: Utilisation) -> str:
+    ranks = "" if found.ranks == 1 else f" on each of {found.ranks} ranks"
+    said = f"{found.busy_share:.1%} of the time in steps{ranks}; in them "
+    said += f"{size(int(found.bytes_per_s))}/s"
+    if found.bandwidth_share is not None:
+        said += f" ({found.bandwidth_share:.0%} of the card's)"
+    said += f" and {found.flop_per_s / 1e12:.3g} TFLOP/s"
+    return said + (f" ({found.flop_share:.0%})" if found.flop_share is not None else "")
+
+
+def _shares(found: Utilisation) -> str:
+    shown = sorted(found.step_shares.items(), key=lambda pair: -pair[1])
+    return "of it " + ", ".join(
+        f"{_FEATURES[n]} {share:.0%}" for n, share in shown if share >= 0.005
+    )
+
+
+def _capacity(found: Capacity) -> list[RenderableType]:
+    best, worst = found.best, found.next
+    title = Text("Highest rate that keeps the SLO", style="bold")
+    if best is None:
+        said = (
+            f"none: even {_rate(found.probes[-1])} does not, and slower changes nothing: requests "
+        )
+        said += "that arrive at one moment, or alone, break it"
+    elif worst is None:
+        said = f"at least {_rate(best)}, and faster changes nothing: the trace is too short to "
+        said += "overload this server"
+    else:
+        said = f"{_rate(best)}; {_rate(worst)} does not (searched to {found.tolerance:.0%})"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for name in ("clock", "requests/s", "kept by", "TTFT p99", "TPOT p99", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for probe in sorted(found.probes, key=lambda probe: probe.speed):
+        tpot = "-" if probe.tpot_p99_s is None else seconds(probe.tpot_p99_s)
+        table.add_row(
+            f"x{probe.speed:.4g}",
+            f"{probe.rate_per_s:.3g}",
+            f"{probe.share_met:.2%}",
+            seconds(probe.ttft_p99_s),
+            tpot,
+            "kept" if probe.kept else "not kept",
+        )
+    return [title, Padding(Text(said), (0, 0, 0, 2)), Padding(table, (0, 0, 0, 2))]
+
+
+def _rate(probe: Probe) -> str:
+    return f"{probe.rate_per_s:.3g} requests/s (the trace's clock x{probe.speed:.4g})"
+
+
+def seconds(value: float) -> str:
+    """Three digits and a unit: 1.23 s, 45.6 ms, 789 us."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if value >= scale:
+            number = value / scale
+            return f"{number:,.0f} {unit}" if number >= 100 else f"{number:#.3g} {unit}"
+    return "0" if value == 0 else f"{value * 1e6:#.3g} us"
