@@ -270,12 +270,12 @@ class Stack:
         inner = (layer.V * layer.K, layer.K, 1)
         state = state.as_strided((state.shape[0], *layer.state_shape), (state.stride(0), *inner))
         x = layer.of_row(row, self._gates_of(layer, rows))
-        count = counted.recurrent_step if decode else counted.recurrent_prefill
         size = state[0].numel() * state.element_size()
-        work.add(count(layer, size, rows, len(request.lengths)))
         if decode:
+            work.add(counted.recurrent_step(layer, size, rows, len(request.lengths)))
             out = self._out(layer.HV * layer.V, rows, "mixer").view(x.v.shape)
             return [*calls, lambda: _drop(layer.step(x, state, slots, trust_ids=True, out=out))]
+        work.add(counted.recurrent_prefill(layer, size, request.lengths))
         return [*calls, lambda: _drop(layer.prefill(x, state, slots, starts))]
 
     def _gates_of(self, layer: LinearLayer, rows: int) -> dict[str, Any]:

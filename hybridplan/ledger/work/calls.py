@@ -6,6 +6,8 @@ Activations and convolution windows take 16 bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridplan.ledger.work.features import Counts
 from hybridplan.ledger.work.shapes import AttentionShape, RecurrentShape
 
@@ -33,12 +35,12 @@ def recurrent_step(shape: RecurrentShape, state_bytes: int, rows: int, requests:
     return Counts(launches=1, bytes=2 * state_bytes * requests + shape.io_bytes(rows))
 
 
-def recurrent_prefill(shape: RecurrentShape, state_bytes: int, rows: int, requests: int) -> Counts:
-    """Chunks of ``rows`` tokens of all requests together."""
+def recurrent_prefill(shape: RecurrentShape, state_bytes: int, lengths: Sequence[int]) -> Counts:
+    """Tokens of each request; its last chunk of the recurrence is computed whole."""
     return Counts(
         launches=2,
-        bytes=2 * state_bytes * requests + shape.io_bytes(rows),
-        scan_flop=shape.prefill_flop(rows),
+        bytes=2 * state_bytes * len(lengths) + shape.io_bytes(sum(lengths)),
+        scan_flop=sum(shape.prefill_flop(tokens) for tokens in lengths),
     )
 
 

@@ -156,7 +156,7 @@ class Tally:
             return
         shape = replace(shape, H=self._cut(shape.H), HV=self._cut(shape.HV))
         step = calls.recurrent_step(shape, 0, 0, 0)
-        prefill = calls.recurrent_prefill(shape, 0, 0, 0)
+        prefill = calls.recurrent_prefill(shape, 0, ())
         self.decode_once = self.decode_once.plus(step)
         self.chunk_once = self.chunk_once.plus(prefill)
         self.row = self.row.plus(Counts(bytes=shape.io_bytes(1)))
