@@ -70,8 +70,8 @@ def parameter_bytes(ptx: str) -> list[int]:
     return sizes
 
 
-def activate() -> IdleCuda:
-    """Build the idle libcuda and make it Triton's active driver, as device 0 of capability 9.0."""
+def activate(capability: tuple[int, int] = (9, 0)) -> IdleCuda:
+    """Build the idle libcuda and make it Triton's active driver, as device 0 of ``capability``."""
     folder = Path(tempfile.mkdtemp(prefix="idle_cuda"))
     library = folder / "libcuda.so.1"
     include = Path(triton.__file__).parent / "backends/nvidia/include"
@@ -93,10 +93,10 @@ def activate() -> IdleCuda:
             self.stream = 0
             self.get_current_device = lambda: self.device
             self.get_current_stream = lambda _: self.stream
-            self.get_device_capability = lambda _: (9, 0)
+            self.get_device_capability = lambda _: capability
 
         def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
+            return GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
 
     driver.set_active(Driver())
     return IdleCuda(loaded)

@@ -1,77 +1,120 @@
 """Adapters to the public kernels this project is compared with, and to its own.
 
 Each takes :class:`benchmarks.kernels.registry.Inputs` and returns (o, state [N, HV, V, K] or None
-where the pool was updated in place). A library that cannot be imported is left out of a run. Only
-their public calls are used; vLLM's ops are imported behind stand-ins for the rest of vLLM, whose
-engine they do not need.
+where the pool was updated in place). Only the libraries' public calls are used. l2-norm is part of
+every call; gates are too where the library has them in a kernel, else they are made outside the
+timed region. vLLM's ops run behind stand-ins for the rest of vLLM, whose engine they do not need.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-import sys
-import types
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from benchmarks.kernels.registry import D, Inputs
+from benchmarks.kernels.registry import LOWER_BOUND, D, Inputs
+from benchmarks.kernels.stand_ins import vllm_ops
 from hybridplan.kernels.common.delta_plan import Export
+from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.gated_delta.chunk import chunk_prefill as gated_prefill
 from hybridplan.kernels.gated_delta.recurrent import recurrent_step as gated_step
 from hybridplan.kernels.kimi_delta.chunk import chunk_prefill as kimi_prefill
 from hybridplan.kernels.kimi_delta.recurrent import recurrent_step as kimi_step
+
+os.environ.setdefault("FLA_TILELANG", "0")  # fla hands over to TileLang where that is installed
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Adapter = Callable[[Inputs, dict[str, Any]], Result]
 """An adapter may keep converted inputs in the dict, filled outside the timed region."""
 
 
+@dataclass(frozen=True)
+class Peer:
+    """A library's call: the gates and state dtypes it serves, and the modules it imports."""
+
+    name: str
+    call: Adapter
+    gates: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    states: tuple[torch.dtype, ...] = (torch.float32,)
+
+    @functools.cache  # noqa: B019 - peers live as long as the module
+    def absent(self) -> str:
+        """Why it cannot run here; "" where it can be imported."""
+        for module in self.needs:
+            try:
+                vllm_ops("fused_recurrent") if module == "vllm" else importlib.import_module(module)
+            except Exception as problem:  # a broken installation is as absent as none
+                return f"{module}: {type(problem).__name__}: {problem}"[:200]
+        return ""
+
+
+def _gate(x: Inputs) -> dict[str, Any]:
+    if x.gate == "bounded":
+        return {"gate": Gate.BOUNDED, "lower_bound": LOWER_BOUND}
+    return {}
+
+
 def ours_prefill(x: Inputs, kept: dict[str, Any], exports: Sequence[Export] = ()) -> Result:
     """This project; writes the states of the pool it read."""
-    call = kimi_prefill if x.gate_input.dim() == 3 else gated_prefill
+    call = gated_prefill if x.gate == "scalar" else kimi_prefill
     out = kept.setdefault("out", torch.empty_like(x.v))
     call(
         x.q, x.k, x.v, x.beta_logit, x.pool, x.slots, x.starts, gate_input=x.gate_input,
         a_log=x.a_log, dt_bias=x.dt_bias, beta_is_logit=True, out=out, trust_ids=True,
-        exports=exports,
+        exports=exports, **_gate(x),
     )  # fmt: skip
     return out, None
 
 
 def ours_decode(x: Inputs, kept: dict[str, Any]) -> Result:
     """This project, one token a request, in place."""
-    call = kimi_step if x.gate_input.dim() == 3 else gated_step
+    call = gated_step if x.gate == "scalar" else kimi_step
     out = kept.setdefault("out", torch.empty_like(x.v))
     call(
         x.q, x.k, x.v, x.beta_logit, x.pool, x.slots, gate_input=x.gate_input, a_log=x.a_log,
-        dt_bias=x.dt_bias, beta_is_logit=True, out=out, trust_ids=True,
+        dt_bias=x.dt_bias, beta_is_logit=True, out=out, trust_ids=True, **_gate(x),
     )  # fmt: skip
     return out, None
+
+
+def _states(x: Inputs) -> torch.Tensor:
+    """The sequences' states in fp32, apart from the pool: [N, HV, V, K]."""
+    return x.pool[x.slots.long()].float()
+
+
+def _rows(x: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return x.q[None], x.k[None], x.v[None]
+
+
+def _requests(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[B, ...] as a batch of sequences of one token."""
+    return tuple(t[:, None] for t in tensors)
 
 
 def _fla_inputs(x: Inputs, kept: dict[str, Any]) -> dict[str, Any]:
     if "fla" not in kept:
         cu = x.cu_seqlens if len(x.lengths) > 1 else None
-        state = x.pool[x.slots.long()].float().transpose(-1, -2).contiguous()
+        state = _states(x).transpose(-1, -2).contiguous()
         kept["fla"] = {"cu_seqlens": cu, "initial_state": state, "output_final_state": True}
-        kept["fla_gate"] = (x.log_decay()[None], x.beta()[None])
-    return dict(kept["fla"])
+        kept["gates"] = (x.log_decay()[None] if x.gate == "scalar" else None, x.beta()[None])
+    return {**kept["fla"], "use_qk_l2norm_in_kernel": True}
 
 
-def fla_gated_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
+def fla_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
     """flash-linear-attention, gates computed outside the timed region."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     more = _fla_inputs(x, kept)
-    g, beta = kept["fla_gate"]
     with torch.inference_mode():
-        o, s = chunk_gated_delta_rule(
-            x.q[None], x.k[None], x.v[None], g, beta, use_qk_l2norm_in_kernel=True, **more
-        )
+        o, s = chunk_gated_delta_rule(*_rows(x), *kept["gates"], **more)
     return o[0], s.transpose(-1, -2)
 
 
@@ -80,11 +123,12 @@ def fla_kimi_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
     from fla.ops.kda import chunk_kda
 
     more = _fla_inputs(x, kept)
+    if x.gate == "bounded":
+        more |= {"safe_gate": True, "lower_bound": LOWER_BOUND}
     with torch.inference_mode():
         o, s = chunk_kda(
-            x.q[None], x.k[None], x.v[None], x.gate_input[None], kept["fla_gate"][1],
-            use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=x.a_log,
-            dt_bias=x.dt_bias.reshape(-1), **more,
+            *_rows(x), x.gate_input[None], kept["gates"][1], use_gate_in_kernel=True,
+            A_log=x.a_log, dt_bias=x.dt_bias.reshape(-1), **more,
         )  # fmt: skip
     return o[0], s.transpose(-1, -2)
 
@@ -94,14 +138,120 @@ def flashqla_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
     from flash_qla import chunk_gated_delta_rule
 
     more = _fla_inputs(x, kept)
-    g, beta = kept["fla_gate"]
+    g, beta = kept["gates"]
     more["cu_seqlens"] = kept.setdefault("cu32", x.cu_seqlens.int())
+    q, k, v = _rows(x)
     with torch.inference_mode():
         o, s = chunk_gated_delta_rule(
-            q=x.q[None], k=x.k[None], v=x.v[None], g=g, beta=beta, use_qk_l2norm_in_kernel=True,
-            enable_fwd_cp_cache=False, **more,
-        )  # fmt: skip
+            q=q, k=k, v=v, g=g, beta=beta, enable_fwd_cp_cache=False, **more
+        )
     return o[0], s.transpose(-1, -2)
+
+
+def flashinfer_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
+    """FlashInfer's kernel behind fla's l2-norm; its own flag does nothing on Hopper (0.6.13)."""
+    from fla.modules.norm.l2norm import l2norm_fwd
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    if "flashinfer" not in kept:
+        state = _states(x)
+        kept["flashinfer"] = {
+            "g": x.log_decay().exp(),
+            "beta": x.beta(),
+            "initial_state": state,
+            "cu_seqlens": x.cu_seqlens,
+            "output": torch.empty_like(x.v),
+            "output_state": torch.empty_like(state),
+        }
+    with torch.inference_mode():
+        q, k = (l2norm_fwd(t)[0] for t in (x.q, x.k))
+        o, s = chunk_gated_delta_rule(
+            q, k, x.v, scale=D**-0.5, output_final_state=True, **kept["flashinfer"]
+        )
+    return o, s
+
+
+def flashkda_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
+    """FlashKDA, everything inside; it has the bounded gate only."""
+    from flash_kda import fwd
+
+    if "flashkda" not in kept:
+        state = _states(x)
+        cu = x.cu_seqlens if len(x.lengths) > 1 else None
+        kept["flashkda"] = {
+            "initial_state": state,
+            "final_state": torch.empty_like(state),
+            "cu_seqlens": cu,
+        }
+    out = kept.setdefault("out", torch.empty_like(x.v))
+    fwd(
+        *_rows(x), x.gate_input[None], x.beta_logit[None], D**-0.5, out[None], x.a_log,
+        x.dt_bias, LOWER_BOUND, **kept["flashkda"],
+    )  # fmt: skip
+    return out, kept["flashkda"]["final_state"]
+
+
+def vllm_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
+    """vLLM's chunked rule; gates computed outside for the scalar decay, inside for Kimi's."""
+    more = _fla_inputs(x, kept)
+    more["initial_state"] = kept.setdefault("states", _states(x))
+    if x.gate == "scalar":
+        call = vllm_ops("chunk").chunk_gated_delta_rule
+        gates = kept["gates"]
+    else:
+        call = vllm_ops("kda").chunk_kda_with_fused_gate
+        gates = (x.gate_input[None], kept["gates"][1], x.a_log, x.dt_bias.reshape(-1))
+        more["lower_bound"] = LOWER_BOUND if x.gate == "bounded" else None
+    with torch.inference_mode():
+        o, s = call(*_rows(x), *gates, **more)
+    return o[0], s
+
+
+def fla_decode(x: Inputs, kept: dict[str, Any]) -> Result:
+    """flash-linear-attention's recurrent rule, gates inside, states out of place as it has them."""
+    if x.gate == "scalar":
+        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as call
+    else:
+        from fla.ops.kda import fused_recurrent_kda as call
+
+    state = kept.setdefault("state", _states(x).transpose(-1, -2).contiguous())
+    q, k, v, g, beta = _requests(x.q, x.k, x.v, x.gate_input, x.beta_logit)
+    with torch.inference_mode():
+        o, s = call(
+            q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True,
+            use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=x.a_log,
+            dt_bias=x.dt_bias.reshape(-1), use_beta_sigmoid_in_kernel=True,
+        )  # fmt: skip
+    return o[:, 0], s.transpose(-1, -2)
+
+
+def fla_kimi_pool(x: Inputs, kept: dict[str, Any]) -> Result:
+    """flash-linear-attention's KDA step in a pool of slots, in place."""
+    from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
+    starts = kept.setdefault("cu", x.cu_seqlens)
+    out = kept.setdefault("out", torch.empty_like(x.v))
+    with torch.inference_mode():
+        fused_recurrent_kda_fwd(
+            *_rows(x), x.gate_input[None], x.beta_logit[None], A_log=x.a_log,
+            dt_bias=x.dt_bias.reshape(-1), initial_state=x.pool, scale=D**-0.5,
+            inplace_final_state=True, state_v_first=True, cu_seqlens=starts,
+            ssm_state_indices=x.slots, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True, out=out[None],
+        )  # fmt: skip
+    return out, None
+
+
+def flashinfer_decode(x: Inputs, kept: dict[str, Any]) -> Result:
+    """FlashInfer's step over a pool with V rows and K columns, gates inside, in place."""
+    from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+
+    out = kept.setdefault("out", torch.empty_like(x.v))
+    q, k, v, a, b, o = _requests(x.q, x.k, x.v, x.gate_input, x.beta_logit, out)
+    gated_delta_rule_decode_pretranspose(
+        q, k, v, None, x.a_log, a, x.dt_bias, b, D**-0.5, o, True, x.pool, x.slots
+    )
+    return out, None
 
 
 def vllm_packed(x: Inputs, kept: dict[str, Any]) -> Result:
@@ -120,22 +270,26 @@ def vllm_sigmoid(x: Inputs, kept: dict[str, Any]) -> Result:
     m = vllm_ops("fused_sigmoid_gating")
     starts = kept.setdefault("cu32", x.cu_seqlens.int())
     o, _ = m.fused_sigmoid_gating_delta_rule_update(
-        x.a_log, x.gate_input, x.beta_logit, x.dt_bias, x.q[None], x.k[None], x.v[None],
-        initial_state=x.pool, inplace_final_state=True, cu_seqlens=starts,
-        ssm_state_indices=x.slots, use_qk_l2norm_in_kernel=True, is_kda=x.gate_input.dim() == 3,
+        x.a_log, x.gate_input, x.beta_logit, x.dt_bias, *_rows(x), initial_state=x.pool,
+        inplace_final_state=True, cu_seqlens=starts, ssm_state_indices=x.slots,
+        use_qk_l2norm_in_kernel=True, is_kda=x.gate != "scalar",
     )  # fmt: skip
     return o[0], None
 
 
 def vllm_recurrent(x: Inputs, kept: dict[str, Any]) -> Result:
-    """vLLM's decode with gates computed outside the timed region, in place."""
-    m = vllm_ops("fused_recurrent")
+    """vLLM's recurrent rule with gates computed outside the timed region, in place."""
     if "vllm" not in kept:
         kept["vllm"] = (x.log_decay()[None], x.beta()[None], x.cu_seqlens.int())
     g, beta, starts = kept["vllm"]
-    o, _ = m.fused_recurrent_gated_delta_rule_fwd(
-        x.q[None], x.k[None], x.v[None], g, beta, D**-0.5, x.pool, True, starts, x.slots, None, True
-    )
+    if x.gate == "scalar":
+        o, _ = vllm_ops("fused_recurrent").fused_recurrent_gated_delta_rule_fwd(
+            *_rows(x), g, beta, D**-0.5, x.pool, True, starts, x.slots, None, True
+        )
+    else:
+        o, _ = vllm_ops("kda").fused_recurrent_kda(
+            *_rows(x), g, beta, initial_state=x.pool, cu_seqlens=starts, ssm_state_indices=x.slots
+        )
     return o[0], None
 
 
@@ -157,48 +311,24 @@ def ceiling(x: Inputs, block: int, warps: int) -> None:
     _read_modify_write[grid](x.pool, x.slots, width, block, num_warps=warps)
 
 
-def vllm_ops(name: str) -> Any:
-    """A module of vLLM's vendored ops."""
-    if "vllm.triton_utils" not in sys.modules:
-        _stand_in_for_vllm()
-    return importlib.import_module(f"vllm.third_party.flash_linear_attention.ops.{name}")
+SCALAR, KIMI, BOUNDED = ("scalar",), ("channel", "bounded"), ("bounded",)
+BOTH_STATES = (torch.float32, torch.bfloat16)
 
-
-def _stand_in_for_vllm() -> None:
-    def module(name: str, **contents: Any) -> None:
-        made = types.ModuleType(name)
-        for key, value in contents.items():
-            setattr(made, key, value)
-        sys.modules[name] = made
-
-    class Platform:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_, **__: name in ("is_cuda", "is_cuda_alike")
-
-    import vllm  # a namespace that holds third_party only
-
-    path = [f"{p}/third_party/flash_linear_attention" for p in vllm.__path__]
-    for part in ("", ".ops"):
-        package = types.ModuleType(f"vllm.third_party.flash_linear_attention{part}")
-        package.__path__ = [p + part.replace(".", "/") for p in path]
-        sys.modules[package.__name__] = package
-    module("vllm.triton_utils", triton=triton, tl=tl, tldevice=tl.extra.cuda.libdevice)
-    module("vllm.platforms", current_platform=Platform())
-
-
-PREFILL: dict[str, tuple[bool, Adapter]] = {
-    "ours": (False, ours_prefill),
-    "fla": (False, fla_gated_prefill),
-    "flashqla": (False, flashqla_prefill),
-    "ours kimi": (True, ours_prefill),
-    "fla kimi": (True, fla_kimi_prefill),
-}
-"""name -> (per-channel decay, adapter)."""
-
-DECODE: dict[str, tuple[frozenset[bool], Adapter]] = {
-    "ours": (frozenset({False, True}), ours_decode),
-    "vllm packed": (frozenset({False}), vllm_packed),
-    "vllm sigmoid": (frozenset({False, True}), vllm_sigmoid),
-    "vllm recurrent": (frozenset({False}), vllm_recurrent),
-}
-"""name -> (operators it serves, adapter)."""
+PREFILL = (
+    Peer("ours", ours_prefill, SCALAR + KIMI),
+    Peer("fla", fla_prefill, SCALAR, ("fla",)),
+    Peer("fla", fla_kimi_prefill, KIMI, ("fla",)),
+    Peer("vllm", vllm_prefill, SCALAR + KIMI, ("vllm",)),
+    Peer("flashinfer", flashinfer_prefill, SCALAR, ("flashinfer.gdn_prefill", "fla")),
+    Peer("flashqla", flashqla_prefill, SCALAR, ("flash_qla",)),
+    Peer("flashkda", flashkda_prefill, BOUNDED, ("flash_kda",)),
+)
+DECODE = (
+    Peer("ours", ours_decode, SCALAR + KIMI, (), BOTH_STATES),
+    Peer("fla", fla_decode, (*SCALAR, "channel"), ("fla",)),
+    Peer("fla pool", fla_kimi_pool, ("channel",), ("fla",)),
+    Peer("vllm packed", vllm_packed, SCALAR, ("vllm",)),
+    Peer("vllm sigmoid", vllm_sigmoid, (*SCALAR, "channel"), ("vllm",)),
+    Peer("vllm recurrent", vllm_recurrent, (*SCALAR, "channel"), ("vllm",)),
+    Peer("flashinfer", flashinfer_decode, SCALAR, ("flashinfer.gdn_decode",), BOTH_STATES),
+)

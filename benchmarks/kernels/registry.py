@@ -2,7 +2,8 @@
 
 q, k, v, gate inputs and beta logits are bf16 normals. Log decay is -exp(A_log) softplus(a +
 dt_bias) with A ~ U(1, 16) and softplus(dt_bias) log-uniform in [1e-3, 0.1], the initialisation of
-the released models; the first state is 0.1 times a normal, fp32, [V, K] with K contiguous.
+the released models; with the bounded gate it is -5 sigmoid(exp(A_log) (a + dt_bias)). The first
+state is 0.1 times a normal, fp32, [V, K] with K contiguous.
 """
 
 from __future__ import annotations
@@ -14,8 +15,18 @@ from dataclasses import dataclass
 import torch
 
 D = 128
-HEADS = {"0.8B": (16, 16), "next": (16, 32), "27B": (16, 48), "kimi": (32, 32)}
+LOWER_BOUND = -5.0
+HEADS = {
+    "0.8B": (16, 16),
+    "next": (16, 32),
+    "27B": (16, 48),
+    "kimi": (32, 32),
+    "kimi bounded": (32, 32),
+}
 """Query/key heads and value heads of Qwen3.5-0.8B, Qwen3-Next, Qwen3.5-27B and Kimi-Linear."""
+
+GATES = {"kimi": "channel", "kimi bounded": "bounded"}
+"""A decay per channel, plain or bounded from below; the others have one decay a head: "scalar"."""
 SEQUENCES: dict[str, tuple[int, ...]] = {
     "1x1k": (1024,),
     "1x4k": (4096,),
@@ -43,6 +54,7 @@ class Inputs:
     pool: torch.Tensor
     slots: torch.Tensor
     lengths: tuple[int, ...]
+    gate: str = "scalar"
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -56,13 +68,24 @@ class Inputs:
 
     def log_decay(self) -> torch.Tensor:
         """fp32 log decay [T, HV] or [T, HV, K]."""
-        rate = self.a_log.exp()
-        y = torch.nn.functional.softplus(self.gate_input.float() + self.dt_bias)
-        return -(rate[:, None] if y.dim() == 3 else rate) * y
+        return self._log_decay(torch.float32)
 
     def beta(self) -> torch.Tensor:
         """fp32 beta [T, HV]."""
         return self.beta_logit.float().sigmoid()
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log decay [T, HV, K] or [T, HV, 1], and beta [T, HV], in fp64."""
+        g = self._log_decay(torch.float64)
+        return g if g.dim() == 3 else g[..., None], self.beta_logit.double().sigmoid()
+
+    def _log_decay(self, dtype: torch.dtype) -> torch.Tensor:
+        y = self.gate_input.to(dtype) + self.dt_bias.to(dtype)
+        rate = self.a_log.to(dtype).exp()
+        rate = rate[:, None] if y.dim() == 3 else rate
+        if self.gate == "bounded":
+            return LOWER_BOUND * torch.sigmoid(rate * y)
+        return -rate * torch.nn.functional.softplus(y)
 
 
 def make(
@@ -79,10 +102,10 @@ def make(
     Slot 0 stays free: vLLM's kernels take it for padding.
     """
     H, HV = HEADS[heads]
-    per_channel = heads == "kimi"
+    kind = GATES.get(heads, "scalar")
     gen = torch.Generator(device).manual_seed(seed)
     T, N = sum(lengths), len(lengths)
-    gate = (HV, D) if per_channel else (HV,)
+    gate = (HV,) if kind == "scalar" else (HV, D)
 
     def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(shape, generator=gen, device=device, dtype=dtype)
@@ -107,6 +130,7 @@ def make(
         pool,
         slots,
         tuple(lengths),
+        kind,
     )
 
 
@@ -115,10 +139,11 @@ def prefill_floor(heads: str, lengths: tuple[int, ...]) -> tuple[int, int]:
     H, HV = HEADS[heads]
     T, N, C = sum(lengths), len(lengths), 64
     chunks = sum(math.ceil(n / C) for n in lengths)
-    gate_bytes = 2 * D + 4 if heads == "kimi" else 8
+    scalar = heads not in GATES
+    gate_bytes = 8 if scalar else 2 * D + 4
     least_bytes = 4 * T * (H + HV) * D + T * HV * gate_bytes + 8 * N * HV * D * D
     per_value_head = 6 * C * D * D + 4 * C * C * D + C**3 // 3
-    pairs = HV if heads == "kimi" else H
+    pairs = H if scalar else HV
     return least_bytes, chunks * (HV * per_value_head + pairs * 4 * C * C * D)
 
 
@@ -126,5 +151,5 @@ def decode_bytes(heads: str, batch: int, state_bytes: int) -> tuple[int, int]:
     """Bytes of the states alone, and of one decode call: states twice and the small tensors."""
     H, HV = HEADS[heads]
     states = batch * HV * D * D * state_bytes
-    small = batch * (4 * H * D + 4 * HV * D + HV * (2 * D if heads == "kimi" else 2) + 2 * HV)
+    small = batch * (4 * H * D + 4 * HV * D + HV * (2 * D if heads in GATES else 2) + 2 * HV)
     return states, 2 * states + small

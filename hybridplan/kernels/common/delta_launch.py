@@ -63,6 +63,7 @@ def batch(
     wanted: tuple[Export, ...],
     segment_chunks: int | None,
     trust_ids: bool,
+    export_in_loop: bool,
 ) -> Batch:
     """Check a batch and make, or find, its tables."""
     check_slot_layout("slots", slots, (len(lengths),), device)
@@ -78,7 +79,7 @@ def batch(
         can_split or not segment_chunks,
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
-    p = plan(lengths, wanted, segment_chunks, device)
+    p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
@@ -228,10 +229,11 @@ def scan(
         _launch_scan,
         (p.segment_count * width, 1, 1),
         (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, b.slots, p.runs, p.segments,
-         added, moved, live),
+         p.stops, added, moved, live),
         maps,
         sizes_of,
-        (*sizes, b.split, next_power_of_2(p.most_segments), tma, stages),
+        (*sizes, b.split, next_power_of_2(p.most_segments), p.stop_count > 0, tma,
+         stages),
         {"num_warps": num_warps},
     )  # fmt: skip
     return [local, whole] if b.split else [whole]

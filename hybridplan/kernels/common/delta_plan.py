@@ -21,20 +21,24 @@ Export = tuple[int, int, int]
 class Plan:
     """Tables for one batch, on the device.
 
-    chunks int32 [C, 2]: first and end token. runs int32 [R, 5]: first token, full chunks, tail
-    tokens, first chunk, export slot or -1; a run is walked without a stop. segments int32 [G, 5]:
-    first run, end run, sequence, place in its sequence, segments of its sequence; a segment is
-    walked by one program.
+    chunks int32 [C, 2]: first and end token. runs int32 [R, 6]: first token, full chunks, tail
+    tokens, first chunk, slot for the state at its end or -1, first stop at or after its first
+    chunk; a run is walked by one loop. stops int32 [S + 1, 2]: a full chunk, the slot for the
+    state before it; the last row names a chunk that does not exist. segments int32 [G, 5]: first
+    run, end run, sequence, place in its sequence, segments of its sequence; a segment is walked by
+    one program.
     inner int32 [I]: the segments that another one of the same sequence follows.
     """
 
     chunks: torch.Tensor
     runs: torch.Tensor
     segments: torch.Tensor
+    stops: torch.Tensor
     inner: torch.Tensor
     chunk_count: int
     segment_count: int
     inner_count: int
+    stop_count: int
     longest_segment_chunks: int
     most_segments: int
 
@@ -44,15 +48,25 @@ class Layout:
     """The same as plain numbers, for the host."""
 
     chunks: tuple[tuple[int, int], ...]
-    runs: tuple[tuple[int, int, int, int, int], ...]
+    runs: tuple[tuple[int, int, int, int, int, int], ...]
     segments: tuple[tuple[int, int, int, int, int], ...]
+    stops: tuple[tuple[int, int], ...]
 
 
-def layout(lengths: tuple[int, ...], exports: tuple[Export, ...], segment_chunks: int) -> Layout:
-    """Walk of a batch. A segment ends after ``segment_chunks`` chunks (0: never)."""
+def layout(
+    lengths: tuple[int, ...],
+    exports: tuple[Export, ...],
+    segment_chunks: int,
+    export_in_loop: bool = False,
+) -> Layout:
+    """Walk of a batch. A segment ends after ``segment_chunks`` chunks (0: never).
+
+    An export ends a run; with ``export_in_loop`` one between two full chunks is a stop of its run.
+    """
     slot_at = {(n, p): slot for n, p, slot in exports}
     chunks: list[tuple[int, int]] = []
-    runs: list[tuple[int, int, int, int, int]] = []
+    runs: list[tuple[int, int, int, int, int, int]] = []
+    stops: list[tuple[int, int]] = []
     segments: list[tuple[int, int, int, int, int]] = []
     base = 0
     for n, length in enumerate(lengths):
@@ -62,20 +76,30 @@ def layout(lengths: tuple[int, ...], exports: tuple[Export, ...], segment_chunks
         for place, first in enumerate(starts):
             first_run = len(runs)
             run: list[tuple[int, int]] = []
+            first_stop = len(stops)
             part = bounds[first : first + per]
             for i, (a, z) in enumerate(part):
                 run.append((a, z))
                 slot = slot_at.get((n, z), -1)
+                whole = i + 1 < len(part) and part[i + 1][1] - part[i + 1][0] == CHUNK_TOKENS
+                if export_in_loop and slot >= 0 and whole and z - a == CHUNK_TOKENS:
+                    stops.append((len(chunks) + first + i + 1, slot))
+                    continue
                 if slot >= 0 or z - a < CHUNK_TOKENS or i + 1 == len(part):
                     tail = (z - a) % CHUNK_TOKENS
                     full = len(run) - (tail > 0)
                     at = len(chunks) + first + i + 1 - len(run)
-                    runs.append((base + run[0][0], full, tail, at, slot))
+                    runs.append((base + run[0][0], full, tail, at, slot, first_stop))
                     run = []
+                    first_stop = len(stops)
             segments.append((first_run, len(runs), n, place, len(starts)))
         chunks += [(base + a, base + z) for a, z in bounds]
         base += length
-    return Layout(tuple(chunks), tuple(runs), tuple(segments))
+    stops.append((_NO_CHUNK, -1))
+    return Layout(tuple(chunks), tuple(runs), tuple(segments), tuple(stops))
+
+
+_NO_CHUNK = 2**31 - 1
 
 
 def plan(
@@ -83,9 +107,10 @@ def plan(
     exports: tuple[Export, ...],
     segment_chunks: int,
     device: torch.device,
+    export_in_loop: bool = False,
 ) -> Plan:
     """The tables of a batch on ``device``, kept for the batches seen last."""
-    key = (lengths, exports, segment_chunks, device)
+    key = (lengths, exports, segment_chunks, device, export_in_loop)
     found = _recent.pop(key, None) or _captured.get(key)
     if found is None:
         if is_capturing(device):
@@ -102,7 +127,7 @@ def plan(
     return found
 
 
-_Key = tuple[tuple[int, ...], tuple[Export, ...], int, torch.device]
+_Key = tuple[tuple[int, ...], tuple[Export, ...], int, torch.device, bool]
 _RECENT_PLANS = 256
 _recent: dict[_Key, Plan] = {}
 _captured: dict[_Key, Plan] = {}
@@ -114,12 +139,12 @@ def _build(
     exports: tuple[Export, ...],
     segment_chunks: int,
     device: torch.device,
+    export_in_loop: bool,
 ) -> Plan:
-    walk = layout(lengths, exports, segment_chunks)
+    walk = layout(lengths, exports, segment_chunks, export_in_loop)
     inner = [i for i, s in enumerate(walk.segments) if s[3] + 1 < s[4]]
     spans = [
-        sum(full + (tail > 0) for _, full, tail, _, _ in walk.runs[a:z])
-        for a, z, *_ in walk.segments
+        sum(full + (tail > 0) for _, full, tail, *_ in walk.runs[a:z]) for a, z, *_ in walk.segments
     ]
 
     def table(rows: object, width: int) -> torch.Tensor:
@@ -127,12 +152,14 @@ def _build(
 
     return Plan(
         table(walk.chunks, 2),
-        table(walk.runs, 5),
+        table(walk.runs, 6),
         table(walk.segments, 5),
+        table(walk.stops, 2),
         table(inner, 1),
         len(walk.chunks),
         len(walk.segments),
         len(inner),
+        len(walk.stops) - 1,
         max(spans),
         max(s[4] for s in walk.segments),
     )

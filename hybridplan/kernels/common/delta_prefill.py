@@ -13,6 +13,7 @@ from hybridplan.kernels.common.delta_plan import Export
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.launch import Launch, Scratch
 from hybridplan.kernels.common.recipe import Recipes, launch_all
+from hybridplan.kernels.common.variants import Variant
 from hybridplan.kernels.common.varlen import sequence_lengths
 
 
@@ -36,6 +37,7 @@ class Call(NamedTuple):
     scale: float
     l2norm: bool
     tma: bool
+    variant: Variant
 
 
 def prefill(
@@ -60,6 +62,7 @@ def prefill(
     segment_chunks: int | None,
     tma: bool | None,
     trust_ids: bool,
+    variant: Variant,
     per_channel: bool,
     recipes: Recipes,
     launches: Callable[[Call, Scratch], list[Launch]],
@@ -71,7 +74,7 @@ def prefill(
     wanted = tuple(exports)
     key = (
         layout, lengths, wanted, gate, lower_bound, beta_is_logit, scale, l2norm, segment_chunks,
-        tma,
+        tma, variant,
     )  # fmt: skip
     known = recipes.get(key, q.device)
     if known is not None:
@@ -84,16 +87,19 @@ def prefill(
             return out
     z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
     stops = (z.tokens,) if lengths is None else lengths
-    b = batch(z, q.device, stops, slots, read_slots, wanted, segment_chunks, trust_ids)
+    b = batch(
+        z, q.device, stops, slots, read_slots, wanted, segment_chunks, trust_ids,
+        variant.export == "loop",
+    )  # fmt: skip
     if out is None:
         out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
     call = Call(
         z, b, q, k, v, beta, pool, gate_input, a_log, dt_bias, out, gate, float(lower_bound),
         beta_is_logit, z.K**-0.5 if scale is None else float(scale), l2norm,
-        tma_usable(z, q, k, v) if tma is None else tma,
+        tma_usable(z, q, k, v) if tma is None else tma, variant,
     )  # fmt: skip
     scratch = Scratch(q.device)
     p = b.plan
-    tables = (p.chunks, p.runs, p.segments, p.inner)
+    tables = (p.chunks, p.runs, p.segments, p.stops, p.inner)
     recipes.add(key, launch_all(launches(call, scratch), (*tensors, out), scratch, tables))
     return out

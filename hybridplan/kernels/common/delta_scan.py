@@ -25,6 +25,8 @@ from hybridplan.kernels.common.launch import DOT_DTYPE
 from hybridplan.kernels.common.triangular import INVERSE_DTYPE
 
 NEGLIGIBLE_LOG2 = tl.constexpr(-32.0)
+RUN = tl.constexpr(6)
+"""Columns of the table of runs."""
 
 
 @triton.jit
@@ -50,6 +52,11 @@ def _walk(
     q_stride,
     k_stride,
     v_stride,
+    pool,
+    pool_stride,
+    pool_slots,
+    stops,
+    next_stop,
     t0,
     full,
     tail,
@@ -67,16 +74,24 @@ def _walk(
     WITH_V: tl.constexpr,
     OUT: tl.constexpr,
     TAIL: tl.constexpr,
+    EXPORT: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Walk one run: ``full`` whole chunks, then one of ``tail`` tokens by masked loads."""
+    """Walk one run: ``full`` whole chunks, then one of ``tail`` tokens by masked loads.
+
+    With EXPORT the state before each chunk that ``stops`` names, from row ``next_stop`` on, is
+    stored where it is in registers anyway, before that chunk's first product.
+    """
     TILE: tl.constexpr = INVERSE_DTYPE if PER_CHANNEL else DOT_DTYPE
     h = hv // (HV // H)
     ok = tl.arange(0, BK)
     oc = tl.arange(0, C)
     ov = iv * BV + tl.arange(0, BV)
     mk = ok < K
+    stop = -1
+    if EXPORT:
+        stop = tl.load(stops + 2 * next_stop)
     for it in tl.range(0, full, num_stages=STAGES):
         t = t0 + it * C
         chunk = (c0 + it) * HV + hv
@@ -105,6 +120,14 @@ def _walk(
             e = tl.exp2(tl.load(decay + chunk))
             ck = tl.load(k_in + rows + oc)
             cn = tl.load(k_out + rows + oc)
+        if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+            if c0 + it == stop:
+                slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
+                kept = tl.where((slot >= 0) & (slot < pool_slots), K, 0)
+                to_slot = pool + slot * pool_stride + hv * (V * K) + ov[:, None] * K + ok[None, :]
+                tl.store(to_slot, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
+                next_stop += 1
+                stop = tl.load(stops + 2 * next_stop)
         Sb = S.to(TILE)
         U = tl.dot(Sb, tl.trans(bk))
         if not PER_CHANNEL:
@@ -253,10 +276,10 @@ def _local(
             S = tl.load(pool + slot * pool_stride + at).to(tl.float32)
     elif is_matrix == 1:
         S = (ov[:, None] == ok[None, :]).to(tl.float32)
-    t0 = tl.load(runs + first_run * 5)
-    c0 = tl.load(runs + first_run * 5 + 3)
+    t0 = tl.load(runs + first_run * RUN)
+    c0 = tl.load(runs + first_run * RUN + 3)
     last_run = tl.load(segments + g * 5 + 1) - 1
-    full = tl.load(runs + last_run * 5 + 3) + tl.load(runs + last_run * 5 + 1) - c0
+    full = tl.load(runs + last_run * RUN + 3) + tl.load(runs + last_run * RUN + 1) - c0
     oi = tl.arange(0, MOST_CHUNKS)
     row = (c0 + oi) * HV + hv
     if PER_CHANNEL:
@@ -280,17 +303,17 @@ def _local(
     if is_matrix == 1:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, t0 + skipped * C,
-            full - skipped, 0, c0 + skipped, hv, iv, H, HV, K, V, BK, BV, C, PER_CHANNEL,
-            False, False, False, TMA, STAGES,
+            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
+            K, V, BK, BV, C, PER_CHANNEL, False, False, False, False, TMA, STAGES,
         )  # fmt: skip
         tl.store(moved + tile, S)
     else:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, t0 + skipped * C,
-            full - skipped, 0, c0 + skipped, hv, iv, H, HV, K, V, BK, BV, C, PER_CHANNEL,
-            True, False, False, TMA, STAGES,
+            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
+            K, V, BK, BV, C, PER_CHANNEL, True, False, False, False, TMA, STAGES,
         )  # fmt: skip
         tl.store(added + tile, S)
 
@@ -310,6 +333,7 @@ def _scan(
     slots,
     runs,
     segments,
+    stops,
     added,
     moved,
     live,
@@ -335,6 +359,7 @@ def _scan(
     PER_CHANNEL: tl.constexpr,
     SPLIT: tl.constexpr,
     MOST_SEGMENTS: tl.constexpr,
+    EXPORT: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -384,15 +409,16 @@ def _scan(
                 M = tl.load(moved + base + square)
                 S = tl.dot(S, M, input_precision="tf32") + tl.load(added + base + tile)
     for r in range(run, end_run):
-        t0 = tl.load(runs + r * 5)
-        full = tl.load(runs + r * 5 + 1)
-        tail = tl.load(runs + r * 5 + 2)
-        c0 = tl.load(runs + r * 5 + 3)
-        export = tl.load(runs + r * 5 + 4).to(tl.int64)
+        t0 = tl.load(runs + r * RUN)
+        full = tl.load(runs + r * RUN + 1)
+        tail = tl.load(runs + r * RUN + 2)
+        c0 = tl.load(runs + r * RUN + 3)
+        export = tl.load(runs + r * RUN + 4).to(tl.int64)
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, t0, full, tail, c0, hv, iv,
-            H, HV, K, V, BK, BV, C, PER_CHANNEL, True, True, True, TMA, STAGES,
+            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride, pool_slots,
+            stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K, V, BK, BV, C,
+            PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
         )  # fmt: skip
         if (export >= 0) & (export < pool_slots):
             tl.store(

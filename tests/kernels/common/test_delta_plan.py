@@ -21,13 +21,15 @@ def batches(draw):
             for p in draw(st.sets(st.integers(1, length), max_size=4)):
                 exports.append((n, p, slot))
                 slot += 1
-    return lengths, tuple(exports), draw(st.integers(0, 3))
+    return lengths, tuple(exports), draw(st.integers(0, 3)), draw(st.booleans())
 
 
 @given(batches())
 def test_walk_visits_each_token_once_and_exports_in_place(batch):
-    lengths, exports, segment_chunks = batch
-    walk = layout(lengths, exports, segment_chunks)
+    lengths, exports, segment_chunks, export_in_loop = batch
+    walk = layout(lengths, exports, segment_chunks, export_in_loop)
+    assert export_in_loop or len(walk.stops) == 1
+    assert walk.stops[-1][0] >= len(walk.chunks)
     start = 0
     for n, length in enumerate(lengths):
         mine = [s for s in walk.segments if s[2] == n]
@@ -35,10 +37,14 @@ def test_walk_visits_each_token_once_and_exports_in_place(batch):
         assert {s[4] for s in mine} == {len(mine)}
         at, seen = start, set()
         for first, end, *_ in mine:
-            for token, full, tail, chunk, slot in walk.runs[first:end]:
+            for token, full, tail, chunk, slot, stop in walk.runs[first:end]:
                 assert token == at
                 for i in range(full + (tail > 0)):
                     assert walk.chunks[chunk + i][0] == at
+                    if chunk + i == walk.stops[stop][0]:
+                        assert 0 < i < full
+                        seen.add((n, at - start, walk.stops[stop][1]))
+                        stop += 1
                     at = walk.chunks[chunk + i][1]
                     assert tail if i == full else at % CHUNK_TOKENS == token % CHUNK_TOKENS
                 if slot >= 0:
