@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridplan.cli import fleet_flags as fleet_flag
 from hybridplan.cli import flags
+from hybridplan.cli import fleet_flags as fleet_flag
 from hybridplan.cli import time_options as time_flag
 from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report

@@ -38,7 +38,7 @@ def parts_alone(
 
 def replay_replica(ask: FleetAsk, index: int, on_outcome: OnOutcome | None = None) -> Part:
     """One replica, by the plain replay of what is sent there."""
-    engine = build(ask.engine).engine(losses=ask.causes)
+    engine = build(ask.engine).engine(losses=ask.base.causes)
     router = ask.router.make(ask.names)
     idle = [Outstanding() for _ in ask.names]
     collector = Collector(Stopwatch(ask.slo))
@@ -61,7 +61,7 @@ def replay_replica(ask: FleetAsk, index: int, on_outcome: OnOutcome | None = Non
 
 def shared_ceiling(ask: FleetAsk, parts: list[Part]) -> int | None:
     """What an infinite cache would reuse that saw all requests, in the order of the trace."""
-    if not ask.causes:
+    if not ask.base.causes:
         return None
     if ask.replicas == 1:
         return parts[0].summary.ceiling_tokens

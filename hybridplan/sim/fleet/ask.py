@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hybridplan.errors import InputError
 from hybridplan.sim.arrival import Arrival, Closed, Timed
 from hybridplan.sim.fleet.link import LinkSpeed
 from hybridplan.sim.fleet.routers import RouterAsk
 from hybridplan.sim.request import Request
-from hybridplan.sim.run import clocked_requests
+from hybridplan.sim.run import SimulateAsk, clocked_requests
 from hybridplan.sim.setup import EngineAsk, SglangFlags
+from hybridplan.sim.time.answer import clock_of
 from hybridplan.sim.time.clock import Clock
-from hybridplan.sim.time.load import step_clock
 from hybridplan.sim.time.slo import Slo
 from hybridplan.sim.traces.trace import Trace
 
@@ -30,27 +30,21 @@ class HostAsk:
 
 @dataclass(frozen=True, slots=True)
 class FleetAsk:
-    """A trace through ``replicas`` engines alike.
+    """``base``, what one replica would be asked, to ``replicas`` engines alike.
 
-    ``decode_replicas`` above 0 makes the replicas prefillers with so many decoders behind them,
-    and ``transfer`` one rank's link between them (None: a transfer takes no time). ``calibration``
-    is the text of ``--calibration``, None for the arrival's stand-in. ``references`` False leaves
-    out the replay of one replica with all the memory, ``causes`` ceiling and losses.
+    Of ``base`` its advice and its upper reading are not asked. ``decode_replicas`` above 0 makes
+    the replicas prefillers with so many decoders behind them, and ``transfer`` one rank's link
+    between them (None: a transfer takes no time). ``references`` False leaves out the replay of
+    one replica with all the memory.
     """
 
-    engine: EngineAsk
-    trace: Trace
-    arrival: Arrival = Closed(1)  # noqa: RUF009
-    session_gap_s: float | None = None
+    base: SimulateAsk
     replicas: int = 1
     router: RouterAsk = field(default_factory=RouterAsk)
-    calibration: str | None = None
-    slo: Slo | None = None
     decode_replicas: int = 0
     transfer: LinkSpeed | None = None
     host: HostAsk | None = None
     references: bool = True
-    causes: bool = True
 
     def __post_init__(self) -> None:
         for name, count, least in (
@@ -84,15 +78,46 @@ class FleetAsk:
         """Of the decode instances."""
         return tuple(f"decode-{index}" for index in range(self.decode_replicas))
 
+    @property
+    def engine(self) -> EngineAsk:
+        """Of one replica."""
+        return self.base.engine
+
+    @property
+    def trace(self) -> Trace:
+        """What is replayed."""
+        return self.base.trace
+
+    @property
+    def arrival(self) -> Arrival:
+        """How requests reach the router."""
+        return self.base.arrival
+
+    @property
+    def slo(self) -> Slo | None:
+        """What latencies are asked for."""
+        return self.base.timing.slo
+
     def requests(self) -> Iterable[Request]:
         """The trace from its start, on one clock."""
-        return clocked_requests(self.trace, self.arrival, self.session_gap_s)
+        return clocked_requests(self.trace, self.arrival, self.base.session_gap_s)
 
     def clock(self) -> Clock | None:
         """What steps take; None where nothing says so."""
-        if self.calibration is not None:
-            return step_clock(self.calibration, self.engine.spec, self.engine.deployment)
-        return self.arrival.stand_in if isinstance(self.arrival, Timed) else None
+        known = clock_of(self.base.timing, self.engine)
+        if known is None and isinstance(self.arrival, Timed):
+            return self.arrival.stand_in
+        return known
+
+    def at_rate(self) -> FleetAsk:
+        """The question with its rate put into the arrival. Raises InputError where questions of
+        time and arrivals do not go together."""
+        timing, arrival = self.base.timing, self.arrival
+        timing.check(arrival)
+        if timing.rate is None or not isinstance(arrival, Timed):
+            return self
+        speed = timing.rate.of(self.requests())
+        return replace(self, base=replace(self.base, arrival=replace(arrival, speed=speed)))
 
     @property
     def independent(self) -> bool:

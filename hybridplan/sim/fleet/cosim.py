@@ -174,7 +174,7 @@ class Fleet:
         if load is None:
             return outcome
         served.host_tokens = max(min(outcome.hit_tokens, load.hit_tokens) - load.device_tokens, 0)
-        return since(outcome, served.sent / self.ticks_per_s)
+        return since(outcome, served.sent, served.loaded, self.ticks_per_s)
 
     def _finish(self, served: Served, outcome: RequestOutcome) -> Served:
         """The request is answered: its session's next turn may be sent."""
@@ -269,5 +269,6 @@ class Fleet:
         assert site.host is not None
         assert served.host_load is not None
         site.host.tier.restore(served.host_load)
+        served.loaded = self.now
         site.add(served, request, self.now)
         return iter(())

@@ -106,7 +106,7 @@ class Disaggregated(Fleet):
 
     def _joined(self, served: Served, move: Moved, decode: RequestOutcome) -> RequestOutcome:
         """One outcome of both instances: hits of the prefiller, tokens and end of the decoder."""
-        whole = since(decode, served.sent / self.ticks_per_s)
+        whole = since(decode, served.sent, move.end, self.ticks_per_s)
         prefill = move.prefill
         if prefill is None:
             return replace(whole, hit_tokens=0, kv_hit_tokens=0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybridplan.sim.fleet.routers import RouterAsk
 from hybridplan.sim.result import Refused, Setup
-from hybridplan.sim.time.result import Attained, Latencies, Quantiles
+from hybridplan.sim.time.result import Attained, ClockInfo, Latencies, Quantiles
 from hybridplan.sim.traces.facts import TraceInfo
 
 SCHEMA_VERSION = 1
@@ -149,7 +149,7 @@ class FleetResult:
     losses: tuple[FleetLoss, ...]
     believed_tokens: int | None
     references: tuple[Reference, ...]
-    calibration: str | None
+    clock: ClockInfo | None
     elapsed_s: float | None
     requests_per_s: float | None
     output_tokens_per_s: float | None

@@ -17,12 +17,13 @@ from hybridplan.sim.fleet.result import (
     Imbalance,
     ReplicaResult,
 )
-from hybridplan.sim.fleet.said import assumptions_of
+from hybridplan.sim.fleet.said import arrival_words, assumptions_of
 from hybridplan.sim.fleet.tiers import host_result, transfer_result
 from hybridplan.sim.fleet.together import Together, run_together
 from hybridplan.sim.outcome import LossCause, RequestOutcome
 from hybridplan.sim.result import Refused
 from hybridplan.sim.setup import build
+from hybridplan.sim.time.answer import _clock_info
 
 OTHER_REPLICA = "other_replica"
 _OTHER_SENTENCE = "the fleet had seen it, but not the replica that the request was sent to"
@@ -47,6 +48,7 @@ def run_fleet(
     Raises InputError for ``jobs`` where replicas depend on each other, beside what the engine
     refuses.
     """
+    ask = ask.at_rate()
     built = build(ask.engine)
     together: Together | None = None
     if ask.independent:
@@ -74,7 +76,7 @@ def run_fleet(
         schema_version=SCHEMA_VERSION,
         trace=ask.trace.info,
         setup=built.setup,
-        arrival=str(ask.arrival),
+        arrival=arrival_words(ask),
         router=ask.router,
         replicas=replicas,
         decoders=decoders,
@@ -86,7 +88,7 @@ def run_fleet(
         references=(one_large_replica(ask, built.setup),)
         if ask.references and ask.replicas > 1
         else (),
-        calibration=ask.calibration,
+        clock=_clock_info(ask.base.timing, ask.arrival) if ask.clock() is not None else None,
         elapsed_s=elapsed_s,
         requests_per_s=watch.per_s(watch.requests) if watch.requests else None,
         output_tokens_per_s=watch.per_s(watch.output_tokens) if watch.requests else None,

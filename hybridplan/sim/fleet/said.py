@@ -8,13 +8,15 @@ from hybridplan.sim.arrival import Closed, Timed
 from hybridplan.sim.fleet.ask import FleetAsk
 from hybridplan.sim.fleet.part import Part
 from hybridplan.sim.result import Setup
+from hybridplan.sim.time.answer import clock_of
+from hybridplan.sim.time.load import assumptions
 
 
 def assumptions_of(ask: FleetAsk, setup: Setup, parts: Sequence[Part]) -> tuple[str, ...]:
     """What was taken for granted, most general first."""
     said = [*setup.assumptions, *_arrival(ask)]
-    if ask.session_gap_s is not None:
-        said.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
+    if ask.base.session_gap_s is not None:
+        said.append(f"sessions start {ask.base.session_gap_s:g} s apart, in trace order")
     for part in parts:
         said += [
             sentence
@@ -43,16 +45,25 @@ def assumptions_of(ask: FleetAsk, setup: Setup, parts: Sequence[Part]) -> tuple[
 
 
 def _arrival(ask: FleetAsk) -> list[str]:
-    arrival = ask.arrival
-    said = [f"arrival {arrival}"]
+    arrival, known = ask.arrival, clock_of(ask.base.timing, ask.engine)
+    said = [f"arrival {arrival_words(ask)}"]
     if isinstance(arrival, Closed) and arrival.in_flight > 1:
         said.append(
             f"{arrival.in_flight} requests are in flight over the whole fleet"
-            + ("" if ask.calibration else ", whose replicas take their steps in time")
+            + ("" if known else ", whose replicas take their steps in time")
         )
-    if ask.calibration is None and arrival == Timed():
-        said.append("step times stand in for a device; --calibration knows one")
+    if known is not None:
+        said += assumptions(known, ask.engine.spec)
+    elif isinstance(arrival, Timed) and arrival == Timed(speed=arrival.speed):
+        said.append("step times stand in for a device; --calibration counts each step's work")
     return said
+
+
+def arrival_words(ask: FleetAsk) -> str:
+    """The arrival as a result says it."""
+    if isinstance(ask.arrival, Timed):
+        return ask.arrival.words(stand_in=ask.base.timing.calibration is None)
+    return str(ask.arrival)
 
 
 def _router(ask: FleetAsk) -> list[str]:

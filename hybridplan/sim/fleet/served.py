@@ -29,7 +29,8 @@ class Served:
     """A request's way through the fleet. Ticks are the fleet's; ``outcome`` is None until its end.
 
     ``believed_tokens`` is what the router thought was cached at ``replica``; ``host_tokens`` of the
-    hit came from the host tier, in ``host_bytes``. ``moved`` is the way
+    hit came from the host tier, in ``host_bytes``, and were there at tick
+    ``loaded``. ``moved`` is the way
     from prefiller to decoder, where they are apart.
     """
 
@@ -40,23 +41,25 @@ class Served:
     believed_tokens: int
     outcome: RequestOutcome | None = None
     host_load: Load | None = None
+    loaded: int = 0
     host_tokens: int = 0
     host_bytes: int = 0
     moved: Moved | None = None
 
 
-def since(outcome: RequestOutcome, sent_s: float) -> RequestOutcome:
-    """An outcome whose client sent the request earlier than it reached the engine."""
+def since(outcome: RequestOutcome, sent: int, delivered: int, ticks_per_s: int) -> RequestOutcome:
+    """The outcome of an engine that got a request at ``delivered``, as its client at ``sent`` sees
+    it; both are ticks."""
     if outcome.sent_s is None:
         return outcome
-    more = outcome.sent_s - sent_s
+    more = (delivered - sent) / ticks_per_s
 
     def longer(seconds: float | None) -> float | None:
         return None if seconds is None else seconds + more
 
     return replace(
         outcome,
-        sent_s=sent_s,
+        sent_s=sent / ticks_per_s,
         queued_s=longer(outcome.queued_s),
         ttft_s=longer(outcome.ttft_s),
         e2e_s=longer(outcome.e2e_s),

@@ -46,7 +46,7 @@ def run_together(
 ) -> Together:
     """Replay all replicas on one clock."""
     fleet = make_fleet(ask, built)
-    ceiling = _Ceiling(ask.decode_replicas > 0) if ask.causes else None
+    ceiling = _Ceiling(ask.decode_replicas > 0) if ask.base.causes else None
     if ceiling is not None:
         fleet.on_sent = ceiling.see
     collectors = [Collector(Stopwatch(ask.slo)) for _ in ask.names]
@@ -103,7 +103,7 @@ def make_fleet(ask: FleetAsk, built: Built) -> Fleet:
     """The fleet of a question, not yet run."""
     clock: Clock = ask.clock() or StepCount()
     sites = [
-        Site(name, engine := built.engine(losses=ask.causes), clock, _host(ask, built, engine))
+        Site(name, engine := built.engine(losses=ask.base.causes), clock, _host(ask, built, engine))
         for name in ask.names
     ]
     router = ask.router.make(ask.names)

@@ -1,0 +1,311 @@
+"""A fleet on a terminal: hits by replica, what routing loses, times, transfers, the host tier."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hybridplan.report.simulate_time import _attained, seconds
+from hybridplan.report.units import size
+from hybridplan.sim.fleet.find import FleetSize
+from hybridplan.sim.fleet.result import FleetResult, HostResult, ReplicaResult, TransferResult
+from hybridplan.sim.time.result import Latencies, Quantiles
+
+_MOST_ROWS = 16
+_INDENT = (0, 0, 0, 2)
+
+
+def screen(result: FleetResult) -> list[RenderableType]:
+    """Hits first, then where they went, replica by replica, then times and what moved."""
+    parts: list[RenderableType] = [_head(result), _set(result), "", _hits(result)]
+    if result.losses:
+        parts += ["", Text("Where the rest went", style="bold"), _losses(result)]
+    parts += ["", _replicas(result.replicas, result.total)]
+    if len(result.replicas) > 1:
+        parts.append(Padding(Text(_imbalance(result)), _INDENT))
+    if result.decoders:
+        parts += ["", _decoders(result.decoders)]
+    parts += _times(result)
+    facts = _facts(result)
+    if facts.row_count:
+        parts += ["", facts]
+    parts += _assumptions(result.assumptions)
+    return parts
+
+
+def size_screen(found: FleetSize) -> list[RenderableType]:
+    """The number of replicas, the sizes that were tried, and that fleet's answer."""
+    answer = found.answer
+    said = Text(f"{found.slo}: ", style="bold")
+    if found.replicas is None:
+        said.append(f"not kept by {found.most} replicas, the most that were tried")
+    else:
+        said.append("1 replica" if found.replicas == 1 else f"{found.replicas} replicas")
+    parts: list[RenderableType] = [_head(answer), _set(answer, tried=True), "", said]
+    table = _table(("replicas", "kept by", "TTFT p99", "TPOT p99", "hit rate", "busy", ""))
+    for probe in found.probes:
+        table.add_row(
+            f"{probe.replicas:,}",
+            f"{probe.share_met:.2%}",
+            _or_dash(probe.ttft_p99_s),
+            _or_dash(probe.tpot_p99_s),
+            f"{probe.hit_rate:.1%}",
+            _share(probe.busy_share),
+            "kept" if probe.kept else "not kept",
+        )
+    parts.append(Padding(table, _INDENT))
+    if not found.monotonic:
+        parts.append(
+            Padding(
+                Text(
+                    "a larger fleet that was tried does not keep it: a router's choices change with"
+                    " the number of replicas, so sizes that were not tried may keep it too"
+                ),
+                _INDENT,
+            )
+        )
+    return parts + _assumptions(answer.assumptions)
+
+
+def _head(result: FleetResult) -> Text:
+    setup = result.setup
+    text = Text(setup.model, style="bold")
+    words = [setup.rules, f"tp {setup.deployment.tp}"]
+    if setup.policy != "engine":
+        words.append(f"policy {setup.policy}")
+    return text.append(
+        f"  {', '.join(words)}; {PurePath(result.trace.path).name}", style="not bold"
+    )
+
+
+def _set(result: FleetResult, *, tried: bool = False) -> Table:
+    setup = result.setup
+    grid = _grid()
+    if not tried:
+        grid.add_row("Fleet", Text(_fleet(result)))
+    block = f"{size(setup.bytes_per_block)} a block of {setup.block_tokens:,} tokens"
+    if setup.num_blocks is None:
+        grid.add_row("Pool", Text(f"unlimited at each replica; {block}"))
+    else:
+        total = size(setup.num_blocks * setup.bytes_per_block)
+        grid.add_row("Pool", Text(f"{setup.num_blocks:,} blocks, {total} a rank, at each; {block}"))
+    if tried:
+        grid.add_row("Router", Text(str(result.router)))
+    grid.add_row("Arrival", Text(result.arrival))
+    return grid
+
+
+def _fleet(result: FleetResult) -> str:
+    count = len(result.replicas)
+    router = f"{result.router} routing" if count > 1 else "no routing"
+    if result.decoders:
+        apart = f"{count} prefill and {len(result.decoders)} decode"
+        return f"{apart} instances, {result.router} to prefill"
+    return f"{'1 replica' if count == 1 else f'{count} replicas'}, {router}"
+
+
+def _hits(result: FleetResult) -> Table:
+    total = result.total
+    grid = _grid()
+    usable = f"{total.hit_rate:.1%}: {total.hit_tokens:,} of {total.prompt_tokens:,} prompt tokens"
+    grid.add_row("Usable hit", Text(usable + f", {total.requests:,} requests", style="bold"))
+    if result.host is not None:
+        device = total.hit_tokens - total.host_tokens
+        grid.add_row("", f"{device:,} from the device and {total.host_tokens:,} from the host")
+    for reference in result.references:
+        less = reference.hit_rate - total.hit_rate
+        grid.add_row(
+            "One pool",
+            f"{reference.hit_rate:.1%}: {reference.name}, {reference.pool}"
+            + (f"; apart costs {100 * less:.1f} points" if less >= 0.0005 else ""),
+        )
+    if result.ceiling_tokens is not None and total.prompt_tokens:
+        rate = result.ceiling_tokens / total.prompt_tokens
+        grid.add_row(
+            "Ceiling", f"{rate:.1%}: {result.ceiling_tokens:,}, an infinite cache for all of them"
+        )
+    if result.believed_tokens is not None and total.prompt_tokens:
+        rate = result.believed_tokens / total.prompt_tokens
+        grid.add_row(
+            "Router saw", f"{rate:.1%}: {result.believed_tokens:,} that it took for cached"
+        )
+    return grid
+
+
+def _losses(result: FleetResult) -> RenderableType:
+    table = _table(("tokens", "of the loss", "why"))
+    for loss in result.losses:
+        table.add_row(f"{loss.tokens:,}", f"{loss.share:.1%}", loss.sentence)
+    total = sum(loss.tokens for loss in result.losses)
+    table.add_row(f"{total:,}", "100.0%", "ceiling less usable hit", style="dim")
+    return Padding(table, _INDENT)
+
+
+def _replicas(replicas: tuple[ReplicaResult, ...], total: ReplicaResult) -> Table:
+    timed = total.latencies is not None
+    names = ["replica", "requests", "prompt tokens", "hit rate", "computed", "evictions"]
+    names += ["busy", "TTFT p50", "p99", "TPOT p50", "p99"] if timed else ["most at once"]
+    table = _table(tuple(names))
+    shown = replicas if len(replicas) <= _MOST_ROWS else replicas[: _MOST_ROWS - 1]
+    for replica in shown:
+        table.add_row(*_row(replica, timed))
+    if len(shown) < len(replicas):
+        table.add_row(f"and {len(replicas) - len(shown)} more", style="dim")
+    if len(replicas) > 1:
+        table.add_row(*_row(total, timed), style="bold")
+    return table
+
+
+def _row(replica: ReplicaResult, timed: bool) -> list[str]:
+    row = [
+        replica.name,
+        f"{replica.requests:,}",
+        f"{replica.prompt_tokens:,}",
+        f"{replica.hit_rate:.1%}",
+        f"{replica.computed_tokens:,}",
+        f"{replica.evictions:,}",
+    ]
+    if not timed:
+        return [*row, f"{replica.peak_running:,}"]
+    return [*row, _share(replica.busy_share), *_percentiles(replica.latencies)]
+
+
+def _percentiles(found: Latencies | None) -> list[str]:
+    if found is None:
+        return ["-"] * 4
+    cells = [seconds(found.ttft.p50_s), seconds(found.ttft.p99_s)]
+    tpot = found.tpot
+    return cells + (["-"] * 2 if tpot is None else [seconds(tpot.p50_s), seconds(tpot.p99_s)])
+
+
+def _decoders(decoders: tuple[ReplicaResult, ...]) -> Table:
+    table = _table(("replica", "requests", "output tokens", "most at once", "preempted", "busy"))
+    for decoder in decoders[:_MOST_ROWS]:
+        table.add_row(
+            decoder.name,
+            f"{decoder.requests:,}",
+            f"{decoder.output_tokens:,}",
+            f"{decoder.peak_running:,}",
+            f"{decoder.preemptions:,}",
+            _share(decoder.busy_share),
+        )
+    return table
+
+
+def _imbalance(result: FleetResult) -> str:
+    uneven = result.imbalance
+    said = (
+        f"the busiest replica over the mean: requests {uneven.requests:.2f}, prompt tokens "
+        f"{uneven.prompt_tokens:.2f}, computed {uneven.computed_tokens:.2f}"
+    )
+    return said if uneven.busy is None else f"{said}, busy {uneven.busy:.2f}"
+
+
+def _times(result: FleetResult) -> list[RenderableType]:
+    found = result.total.latencies
+    if found is None or result.clock is None:
+        return []
+    clock = result.clock
+    source = f"steps of {clock.card}, {clock.how}" if clock.card else "a stand-in for a device"
+    table = _table(("", "p50", "p90", "p99", "max", "mean"))
+    rows = (("TTFT", found.ttft), ("TPOT", found.tpot), ("end to end", found.e2e))
+    for label, values in (*rows, ("queueing", found.queue)):
+        if values is not None:
+            table.add_row(label, *_cells(values))
+    title = Text("Time", style="bold").append(f"  {source}", style="not bold")
+    return ["", title, Padding(table, _INDENT)]
+
+
+def _cells(values: Quantiles) -> list[str]:
+    figures = (values.p50_s, values.p90_s, values.p99_s, values.max_s, values.mean_s)
+    return [seconds(value) for value in figures]
+
+
+def _facts(result: FleetResult) -> Table:
+    grid = _grid()
+    if result.requests_per_s is not None and result.output_tokens_per_s is not None:
+        grid.add_row(
+            "Throughput",
+            f"{result.requests_per_s:.3g} requests/s, {result.output_tokens_per_s:,.0f} output "
+            f"tokens/s; the last token came after {seconds(result.elapsed_s or 0.0)}",
+        )
+    if result.attained is not None:
+        grid.add_row("SLO", Text(_attained(result.attained)))
+    if result.transfer is not None:
+        for title, line in _transfer(result.transfer):
+            grid.add_row(title, Text(line))
+    if result.host is not None:
+        grid.add_row("Host", Text(_host(result.host)))
+    for refused in result.refused:
+        counted = "1 request" if refused.requests == 1 else f"{refused.requests:,} requests"
+        grid.add_row("Refused", Text(f"{counted}; the first, {refused.first}: {refused.reason}"))
+    return grid
+
+
+def _transfer(found: TransferResult) -> list[tuple[str, str]]:
+    moved = (
+        f"{size(found.moved_bytes)} a rank, {size(found.mean_bytes)} a request on the mean, "
+        f"{size(found.most_bytes)} the largest"
+    )
+    if found.state_bytes:
+        moved += f"; {size(found.state_bytes)} of each is its state"
+    lines = [("Transfer", moved)]
+    if found.moving_s is not None and found.waited_s is not None and found.bytes_per_s:
+        lines.append(
+            (
+                "",
+                f"{found.bytes_per_s / 1e9:g} GB/s: {seconds(found.moving_s.p50_s)} p50 and "
+                f"{seconds(found.moving_s.p99_s)} p99, after waiting "
+                f"{seconds(found.waited_s.p50_s)} and {seconds(found.waited_s.p99_s)} for the link",
+            )
+        )
+        busiest = f"busiest sender {_share(found.sender_busy_share)} of the time, "
+        lines.append(("", busiest + f"busiest receiver {_share(found.receiver_busy_share)}"))
+    return lines
+
+
+def _host(found: HostResult) -> str:
+    said = (
+        f"{size(found.capacity_bytes)} a rank; {found.loads:,} loads of "
+        f"{size(found.loaded_bytes)} gave {found.host_tokens:,} tokens, {found.declined:,} would "
+        f"have been slower than computing; {size(found.stored_bytes)} stored, "
+        f"{found.evicted_blocks:,} blocks forgotten"
+    )
+    if found.link_busy_share is not None:
+        said += f"; busiest link {_share(found.link_busy_share)} of the time"
+    return said
+
+
+def _assumptions(sentences: tuple[str, ...]) -> list[RenderableType]:
+    said = [one for one in sentences if not one.startswith("arrival ")]
+    if not said:
+        return []
+    lines: list[RenderableType] = ["", Text("Assumed", style="bold")]
+    return lines + [Padding(Text(one), _INDENT) for one in said]
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    return grid
+
+
+def _table(names: tuple[str, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for index, name in enumerate(names):
+        text = (index == 0 and name in ("replica", "")) or name in ("why", "")
+        table.add_column(name, justify="left" if text else "right", no_wrap=name != "why")
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else seconds(value)
