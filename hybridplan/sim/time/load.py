@@ -55,7 +55,7 @@ def _preset(made: Calibration) -> str:
     )
     return (
         f"nothing was measured: {1e3 * made.step_seconds('step'):g} ms of host work between steps,"
-        f" {1e6 * made.step_seconds('launches'):g} us a launch, {rates}"
+        f" {1e6 * made.step_seconds('launches'):g} us a launch, {rates}; none of it overlaps"
     )
 
 
