@@ -85,15 +85,15 @@ def _sweep(
     json: JsonFlag = False,
 ) -> int:
     given = locals()
-    from hybridplan.sim.sweep.grid import expand, parse_assignment, read_grid
+    from hybridplan.sim.sweep.grid import expand, laid_over, parse_assignment, read_grid
 
-    asked: dict[str, object] = read_grid(grid) if grid is not None else {}
-    asked.update({name: given[name] for name in _REPEATABLE if given[name]})
+    given_flags: dict[str, object] = {name: given[name] for name in _REPEATABLE if given[name]}
     for assignment in set_ or ():
         name, values = parse_assignment(assignment)
-        asked[name] = values
+        given_flags[name] = values
     if limit is not None:
-        asked["limit"] = limit
+        given_flags["limit"] = limit
+    asked = laid_over(read_grid(grid) if grid is not None else {}, given_flags)
     if not asked:
         raise InputError("nothing to sweep; give a grid file, or --trace, --model, --kv-memory ...")
     if plot is not None:

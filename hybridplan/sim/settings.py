@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from hybridplan.errors import InputError
-from hybridplan.ledger.size import parse_bytes
+from hybridplan.ledger.size import MAX_BYTES, parse_bytes
 from hybridplan.sim.policies import FAMILIES, Family, parse_policy
 
 Value: TypeAlias = "str | int | float | bool | None"
@@ -69,6 +69,10 @@ def _ratio(name: str, value: object) -> Value:
 
 def _size(name: str, value: object) -> Value:
     if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 < value <= MAX_BYTES:
+            raise InputError(
+                f"{name} {value} is no size in bytes from 1 to 1 EiB; write one as in 42GiB"
+            )
         return value
     return parse_bytes(str(value), name)
 

@@ -77,8 +77,7 @@ def test_requests_that_run_in_another_order_stay_below_the_bound(tmp_path: Path)
             "timestamp": 1000 * turn + session,
             "input_length": 1056,
             "output_length": 1,
-            "hash_ids": [1000 * session + i for i in range(64)]
-            + [10**6 + turn] * 2,
+            "hash_ids": [1000 * session + i for i in range(64)] + [10**6 + turn] * 2,
             "session_id": f"s{session}",
         }
         for turn in range(8)

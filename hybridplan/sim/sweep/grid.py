@@ -82,6 +82,20 @@ def _yaml(path: Path, text: str) -> object:
         raise InputError(f"grid {path} is not YAML: {error}") from None
 
 
+def laid_over(grid: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:
+    """A grid with the settings of ``flags``, full names, in place of its own, in its cells too."""
+    found = {n: v for n, v in grid.items() if n == CELLS or axis_name(n) not in flags}
+    parts = found.get(CELLS)
+    if isinstance(parts, list):
+        found[CELLS] = [
+            {n: v for n, v in part.items() if axis_name(str(n)) not in flags}
+            if isinstance(part, Mapping)
+            else part
+            for part in parts
+        ]
+    return {**found, **flags}
+
+
 def parse_assignment(text: str) -> tuple[str, list[str]]:
     """``NAME=VALUE[,VALUE]`` as a setting and its values. Raises InputError for another form."""
     name, equals, values = text.partition("=")
@@ -132,6 +146,8 @@ def _points(grid: Mapping[str, object]) -> Iterator[dict[str, object]]:
     for part in parts:
         if not isinstance(part, Mapping):
             raise InputError(f"{CELLS} holds {part!r}, which maps no setting to a value")
+        for names in (base, part):
+            _refuse_doubles(names)
         named: dict[str, list[object]] = {}
         for name, value in (*base.items(), *part.items()):
             listed = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -140,6 +156,15 @@ def _points(grid: Mapping[str, object]) -> Iterator[dict[str, object]]:
             named[axis_name(str(name))] = listed
         for point in product(*named.values()):
             yield dict(zip(named, point, strict=True))
+
+
+def _refuse_doubles(names: Mapping[str, object]) -> None:
+    """A setting under two of its names: one would silently win."""
+    seen: dict[str, str] = {}
+    for name in map(str, names):
+        other = seen.setdefault(axis_name(name), name)
+        if other != name:
+            raise InputError(f"{other} and {name} are one setting; give one of them")
 
 
 def _cell(settings: dict[str, Value], bounds: bool, losses: bool) -> Cell:

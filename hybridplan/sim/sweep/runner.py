@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -38,17 +39,30 @@ def connect(scheduler: str | None, jobs: int) -> AbstractContextManager[Executor
 @contextmanager
 def processes(jobs: int) -> Iterator[Executor]:
     """Local worker processes that end with this one, however it ends; Ctrl-C stops their cells."""
-    context = get_context("spawn")
-    others = set(active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_follow_parent)
+    pool = LocalPool(jobs)
     try:
         yield pool
-    except KeyboardInterrupt:
-        for worker in set(active_children()) - others:
-            worker.terminate()
+    except BaseException:
+        pool.shutdown(cancel_futures=True)
         raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    pool.shutdown()
+
+
+class LocalPool(ProcessPoolExecutor):
+    """Worker processes; cancelling its futures stops what runs, too."""
+
+    def __init__(self, jobs: int) -> None:
+        self._others = set(active_children())
+        super().__init__(jobs, mp_context=get_context("spawn"), initializer=_follow_parent)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in any executor; with ``cancel_futures`` workers are stopped, not waited for."""
+        stopped = set(active_children()) - self._others if cancel_futures else set()
+        for worker in stopped:
+            worker.terminate()
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        for worker in stopped:
+            worker.join()
 
 
 def _follow_parent() -> None:
@@ -82,8 +96,15 @@ def _dask(address: str) -> Iterator[Executor]:
             f"--scheduler {address}: no Dask scheduler with a worker answered in {_CONNECT_S} s"
             f" ({type(error).__name__})"
         ) from None
-    with client:
-        yield client.get_executor(pure=False)
+    # A scheduler that goes away is told in one sentence, not by the client's own tracebacks.
+    log = logging.getLogger("distributed")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with client:
+            yield client.get_executor(pure=False)
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager

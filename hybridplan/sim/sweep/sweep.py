@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    as_completed,
+)
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
@@ -183,6 +189,11 @@ class _Run:
             answer = future.result()
         except BrokenExecutor:
             return False
+        except CancelledError:
+            raise InputError(
+                "the cluster ended before all cells were done; start it and run the same command,"
+                " which goes on from here"
+            ) from None
         except Exception as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if type(error).__name__ not in WORKER_DEATHS:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridplan.errors import InputError
-from hybridplan.sim.sweep.grid import expand, parse_assignment, read_grid
+from hybridplan.sim.sweep.grid import expand, laid_over, parse_assignment, read_grid
 
 TRACE = Path(__file__).parents[2] / "data" / "traces" / "sample_lmcache_agent_miniswe.jsonl"
 BASE: dict[str, object] = {"trace": str(TRACE), "model": "qwen3.5-0.8b"}
@@ -39,6 +39,16 @@ def test_cells_lay_further_grids_over_the_rest() -> None:
         }
     )
     assert len(grid.cells) == 6
+
+
+def test_flags_replace_what_a_grid_says_in_its_cells_too() -> None:
+    grid = {**BASE, "memory": ["1GiB", "2GiB"], "cells": [{"engine": "vllm", "unit": [16, 64]}]}
+    over = laid_over(grid, {"kv_memory": ["4GiB"], "prefix_match_unit": [32]})
+    cell = {"engine": "vllm@0.33", "kv_memory": 4 << 30, "prefix_match_unit": 32}
+    (found,) = expand(over).cells
+    assert {name: found.settings[name] for name in cell} == cell
+    (other,) = expand(laid_over(over, {"engine": ["sglang"]})).cells
+    assert other.settings["engine"] == "sglang:auto"
 
 
 def test_key_follows_content_and_not_paths(tmp_path: Path) -> None:
@@ -92,6 +102,11 @@ def test_files(tmp_path: Path, suffix: str) -> None:
         ({"cells": [3]}, "maps no setting"),
         ({"trace": "/nowhere"}, "/nowhere cannot be read"),
         ({"kv_memory": "42"}, "has no unit"),
+        ({"kv_memory": 0}, "kv_memory 0 is no size in bytes from 1"),
+        ({"kv_memory": -5}, "kv_memory -5 is no size"),
+        ({"kv_memory": 1 << 61}, "to 1 EiB"),
+        ({"kv_memory": "4GiB", "memory": "4GiB"}, "kv_memory and memory are one setting"),
+        ({"cells": [{"unit": 16, "prefix-match-unit": 32}]}, "unit and prefix-match-unit are one"),
         ({"subagents": "perhaps"}, "neither true nor false"),
         ({"ratio": "0/1"}, "must be above 0"),
         ({"trace": None}, "needs a trace"),
