@@ -166,13 +166,14 @@ class Fleet:
 
     def _end(self, site: Site, served: Served, outcome: RequestOutcome) -> Iterator[Served]:
         self._unload(site, served)
-        yield self._finish(served, self._counted(served, outcome))
+        yield self._finish(served, self._counted(site, served, outcome))
 
-    def _counted(self, served: Served, outcome: RequestOutcome) -> RequestOutcome:
+    def _counted(self, site: Site, served: Served, outcome: RequestOutcome) -> RequestOutcome:
         """The outcome as the client sees it: the way to the host counts as queueing."""
         load = served.host_load
-        if load is None:
+        if load is None or site.host is None:
             return outcome
+        site.host.tier.ended(load)
         served.host_tokens = max(min(outcome.hit_tokens, load.hit_tokens) - load.device_tokens, 0)
         return since(outcome, served.sent, served.loaded, self.ticks_per_s)
 
@@ -268,7 +269,7 @@ class Fleet:
     def _loaded(self, site: Site, served: Served, request: Request) -> Iterator[Served]:
         assert site.host is not None
         assert served.host_load is not None
-        site.host.tier.restore(served.host_load)
+        site.host.tier.loaded(served.host_load)
         served.loaded = self.now
         site.add(served, request, self.now)
         return iter(())

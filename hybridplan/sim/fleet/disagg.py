@@ -73,7 +73,7 @@ class Disaggregated(Fleet):
     def _end(self, site: Site, served: Served, outcome: RequestOutcome) -> Iterator[Served]:
         self._unload(site, served)
         if served.moved is None:
-            self._move(served, self._counted(served, outcome))
+            self._move(served, self._counted(site, served, outcome))
         else:
             served.moved.decode = replace(outcome, hit_tokens=0, kv_hit_tokens=0)
             yield self._finish(served, self._joined(served, served.moved, outcome))

@@ -2,9 +2,10 @@
 
 Taken from vLLM's offloading connector (``v1/offloading``): whole blocks, an LRU order on the host,
 a lookup of the device first and of the host for what follows, hits cut to what every group can
-use. Assumed: a block goes to the host when the device evicts it (the connector stores earlier), a
-load begins when the request arrives and ends before it is scheduled, and loaded blocks are cached
-on the device like computed ones. Loads wait in line for the link; stores do not hold them up.
+use, and device blocks taken when the request is scheduled. Assumed: a block goes to the host when
+the device evicts it (the connector stores earlier), a load begins when the request arrives and ends
+before it is scheduled, and loaded blocks are cached on the device like computed ones. Loads wait in
+line for the link; stores do not hold them up.
 """
 
 from __future__ import annotations
@@ -122,7 +123,11 @@ class _UnitedPool(BlockPool):
 
 
 class HostTier:
-    """The host tier of one engine. Listens to its pool; changes it in ``restore`` only."""
+    """The host tier of one engine. Listens to its pool; changes it in ``restore`` only.
+
+    What was loaded for a request (``loaded``) is put on the device when the scheduler looks the
+    request up, so that it takes no room before.
+    """
 
     def __init__(self, engine: ReplayedVllm, capacity_bytes: int, block_bytes: int) -> None:
         self.store = HostStore(capacity_bytes, block_bytes)
@@ -130,6 +135,10 @@ class HostTier:
         self._pool = engine.engine.pool
         self._both = Coordinator(engine.config, _UnitedPool(self._pool, self.store))
         self._asked = 0
+        self._loads: dict[int, Load] = {}
+        coordinator = engine.engine.scheduler.coordinator
+        self._on_device = coordinator.lookup
+        coordinator.lookup = self._lookup  # type: ignore[method-assign]
         self._pool.on_evict.append(self.evicted)
 
     def evicted(self, block: int, keys: list[tuple[int, Key]], overwritten: bool) -> None:
@@ -151,7 +160,7 @@ class HostTier:
             max_model_len=config.max_model_len,
             reading=self._engine.reading,
         )
-        device = self._engine.scheduler.coordinator.lookup(sequence)
+        device = self._on_device(sequence)
         both = self._both.lookup(sequence)
         if both.hit_tokens <= device.hit_tokens:
             return None
@@ -175,6 +184,20 @@ class HostTier:
                 elif number != NULL_BLOCK:
                     held.append(number)
         return tuple(names), held
+
+    def loaded(self, load: Load) -> None:
+        """A load has ended, and its request may be queued; ``ended`` must follow."""
+        self._loads[id(load.sequence.request)] = load
+
+    def ended(self, load: Load) -> None:
+        """The load's request has ended."""
+        del self._loads[id(load.sequence.request)]
+
+    def _lookup(self, seq: Sequence) -> Lookup:
+        load = self._loads.get(id(seq.request))
+        if load is not None and not seq.preemptions:
+            self.restore(load)
+        return self._on_device(seq)
 
     def restore(self, load: Load) -> bool:
         """Cache what a load brings on the device.
