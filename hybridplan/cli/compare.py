@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hybridplan.cli import flags
+from hybridplan.cli import time_options as time_flag
 from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
@@ -48,6 +49,8 @@ def _compare(
     weights_memory: Annotated[str | None, _WEIGHTS] = None,
     arrival: Annotated[str, _ARRIVAL] = "sequential",
     session_gap: Annotated[float | None, _GAP] = None,
+    calibration: time_flag.Calibrated = None,
+    rate: time_flag.Rate = None,
     limit: trace_flag.Limit = None,
     tp: flags.Tp = 1,
     kv_dtype: flags.KvDtype = None,
@@ -78,7 +81,7 @@ def _compare(
     skip_bad: trace_flag.SkipBad = 0,
     json: JsonFlag = False,
 ) -> int:
-    given = locals()
+    given = {**locals(), "calibration": time_flag.calibration_name(calibration, gpu)}
     from hybridplan.cli.progress import watching
     from hybridplan.sim.compare import CompareAsk, compare
     from hybridplan.sim.policies import EVERY

@@ -58,13 +58,8 @@ def time_ask(spec: ModelSpec, given: Mapping[str, Any]) -> TimeAsk:
     from hybridplan.sim.time.load import flop_dtype
     from hybridplan.sim.time.slo import USUAL_SHARE, parse_slo
 
-    name, slo, share = given["calibration"], given["slo"], given["slo_share"]
-    if name is not None and name.lower().rstrip(":") == "preset":
-        if given["gpu"] is None:
-            raise InputError(
-                "--calibration preset is the datasheet's of --gpu; give it or preset:CARD"
-            )
-        name = f"preset:{given['gpu']}"
+    name = calibration_name(given["calibration"], given["gpu"])
+    slo, share = given["slo"], given["slo_share"]
     if slo is None and share is not None:
         raise InputError(f"--slo-share {share:g} is of an SLO; give --slo ttft=2s or drop it")
     if given["rate_tolerance"] is not None and not given["find_rate"]:
@@ -78,3 +73,12 @@ def time_ask(spec: ModelSpec, given: Mapping[str, Any]) -> TimeAsk:
         tolerance=given["rate_tolerance"] or USUAL_TOLERANCE,
         baseline=given["baseline"],
     )
+
+
+def calibration_name(calibration: str | None, gpu: str | None) -> str | None:
+    """``--calibration`` with the card of ``--gpu`` where it says preset alone."""
+    if calibration is None or calibration.lower().rstrip(":") != "preset":
+        return calibration
+    if gpu is None:
+        raise InputError("--calibration preset is the datasheet's of --gpu; give it or preset:CARD")
+    return f"preset:{gpu}"

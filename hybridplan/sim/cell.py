@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +11,7 @@ from hybridplan.config.find import load
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import InputError
 from hybridplan.ledger.caches import model_caches
+from hybridplan.ledger.calibration import read_calibration
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.memory import VLLM_UTILISATION
@@ -18,7 +19,7 @@ from hybridplan.ledger.planning.ask import MemoryAsk, VllmAsk, pool_memory
 from hybridplan.ledger.planning.sglang import SGLANG_FRACTION
 from hybridplan.ledger.sglang.options import SglangOptions
 from hybridplan.ledger.vllm.options import VllmOptions
-from hybridplan.sim.arrival import parse_arrival
+from hybridplan.sim.arrival import Timed, parse_arrival, parse_rate
 from hybridplan.sim.marconi.from_model import costs_of
 from hybridplan.sim.marconi.replayed import MarconiConfig, Mode, ReplayedMarconi
 from hybridplan.sim.marconi.replayed import Policy as MarconiPolicy
@@ -30,6 +31,11 @@ from hybridplan.sim.run import clocked_requests
 from hybridplan.sim.settings import TRACE_OPTIONS, Settings, Value
 from hybridplan.sim.setup import EngineAsk, SglangFlags, VllmFlags, build
 from hybridplan.sim.sglang.replayed import ReplayedSglang
+from hybridplan.sim.time.ask import TimeAsk
+from hybridplan.sim.time.clock import StepClock
+from hybridplan.sim.time.load import assumptions as clock_assumptions
+from hybridplan.sim.time.load import flop_dtype, step_clock
+from hybridplan.sim.time.stopwatch import Stopwatch
 from hybridplan.sim.traces.trace import Trace, open_trace
 from hybridplan.sim.vllm.keys import Reading
 
@@ -45,7 +51,9 @@ class Row:
     cause and sums to ceiling - hit. ``states_kept`` counts states over the whole replay,
     ``states_hit`` those that served a hit at least once. ``memory_bytes`` None: unlimited.
     ``pool`` says what the memory holds, ``evicted`` what ``evictions`` counts. ``held_bytes`` can
-    be hit when the replay ends. ``seconds`` exist with timed arrival only.
+    be hit when the replay ends. Seconds exist with timed arrival or a calibration, those from
+    ``ttft_p50_s`` on with a calibration only: as in ``sim.time.result``, and ``busy_s`` the time in
+    steps, ``spared_s`` what the hits' own prefill would have added to it, both on one rank.
     """
 
     policy: str
@@ -83,6 +91,13 @@ class Row:
     waited_s: float | None
     elapsed_s: float | None
     assumptions: tuple[str, ...]
+    ttft_p50_s: float | None = None
+    ttft_p99_s: float | None = None
+    ttft_mean_s: float | None = None
+    tpot_p50_s: float | None = None
+    tpot_p99_s: float | None = None
+    busy_s: float | None = None
+    spared_s: float | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -90,8 +105,13 @@ class Row:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Row:
-        """The row a JSON document was made of. Raises KeyError for a missing field."""
-        values = {field.name: document[field.name] for field in fields(cls)}
+        """The row a JSON document was made of; one written before there were times has none. Raises
+        KeyError for a missing field."""
+        values = {
+            field.name: document[field.name]
+            for field in fields(cls)
+            if field.default is MISSING or field.name in document
+        }
         values["assumptions"] = tuple(values["assumptions"])
         return cls(**values)
 
@@ -102,6 +122,7 @@ class Prepared:
 
     policy: Policy
     rules: str
+    deployment: Deployment
     make: Callable[[Reading, bool], Engine]
     reads_both: bool
     has_states: bool
@@ -134,7 +155,8 @@ def run_cell(
 
     Raises InputError and RefusalError as the engine's flags and memory demand.
     """
-    prepared = prepare(settings, spec or load(str(wanted(settings, "model"))))
+    spec = spec or load(str(wanted(settings, "model")))
+    prepared = prepare(settings, spec)
     arrival = parse_arrival(str(settings["arrival"]))
     if requests is None:
         trace = open_settings_trace(settings)
@@ -144,18 +166,61 @@ def run_cell(
         def requests() -> Iterable[Request]:
             return clocked_requests(trace, arrival, gap_s)
 
-    def replayed(reading: Reading, losses: bool) -> tuple[Engine, Summary]:
-        engine = prepared.make(reading, losses)
-        replay = Replay(requests(), engine, arrival=arrival, progress=progress)
-        for _ in replay:
-            pass
-        return engine, replay.summary()
+    timing = time_ask(settings, spec)
+    timing.check(arrival)
+    if timing.rate is not None and isinstance(arrival, Timed):
+        arrival = replace(arrival, speed=timing.rate.of(requests()))
+    clock = None
+    if timing.calibration is not None:
+        clock = step_clock(timing.calibration, spec, prepared.deployment)
 
-    engine, summary = replayed(Reading.LOWER, losses)
+    def replayed(reading: Reading, losses: bool) -> tuple[Replay, Stopwatch]:
+        engine = prepared.make(reading, losses)
+        replay = Replay(requests(), engine, arrival=arrival, clock=clock, progress=progress)
+        watch = Stopwatch(clock=clock)
+        for outcome in replay:
+            watch.see(outcome)
+        return replay, watch
+
+    replay, watch = replayed(Reading.LOWER, losses)
+    summary = replay.summary()
     upper = None
     if bounds and prepared.reads_both and not summary.exact_identity:
-        upper = replayed(Reading.UPPER, False)[1].hit_tokens
-    return _row(prepared, engine, summary, upper)
+        upper = replayed(Reading.UPPER, False)[0].summary().hit_tokens
+    row = _row(prepared, replay.engine, summary, upper)
+    return row if clock is None else _timed(row, clock, spec, replay, watch)
+
+
+def time_ask(settings: Settings, spec: ModelSpec) -> TimeAsk:
+    """What a configuration asks of time. Raises InputError for what is no calibration or rate."""
+    name, rate = settings.get("calibration"), settings.get("rate")
+    return TimeAsk(
+        calibration=read_calibration(str(name), flop_dtype(spec)) if name is not None else None,
+        calibration_name=str(name or ""),
+        rate=parse_rate(str(rate)) if rate is not None else None,
+    )
+
+
+def _timed(
+    row: Row, clock: StepClock, spec: ModelSpec, replay: Replay, watch: Stopwatch
+) -> Row:  # fmt: skip
+    """The row with its times."""
+    found, server = watch.latencies(), replay.server
+    said = clock_assumptions(clock, spec, replay.engine)
+    row = replace(row, assumptions=(*row.assumptions, *said))
+    if found is None or server is None:
+        return row
+    unit = clock.ticks_per_s
+    return replace(
+        row,
+        ttft_p50_s=found.ttft.p50_s,
+        ttft_p99_s=found.ttft.p99_s,
+        ttft_mean_s=found.ttft.mean_s,
+        tpot_p50_s=found.tpot.p50_s if found.tpot else None,
+        tpot_p99_s=found.tpot.p99_s if found.tpot else None,
+        busy_s=server.busy / unit,
+        spared_s=watch.hit_ticks / unit,
+    )
 
 
 def open_settings_trace(settings: Settings) -> Trace:
@@ -190,6 +255,7 @@ def prepare(settings: Settings, spec: ModelSpec) -> Prepared:
         pool = f"{(setup.num_blocks or 0) * setup.block_tokens:,} KV tokens, {slots:,} states"
     return Prepared(
         policy=policy,
+        deployment=ask.deployment,
         rules=setup.rules + (f" {setup.policy}" if setup.policy != "engine" else ""),
         make=lambda reading, losses: built.engine(reading, losses=losses),
         reads_both=built.reads_both,
@@ -327,6 +393,7 @@ def _marconi(policy: Policy, settings: Settings, spec: ModelSpec) -> Prepared:
         said.append("the artifact may hold more than its capacity")
     return Prepared(
         policy=policy,
+        deployment=deployment,
         rules=f"marconi {mode}" + (f" {policy.choice}" if baseline else ""),
         make=lambda _reading, losses: ReplayedMarconi(config, attribute_losses=losses),
         reads_both=False,

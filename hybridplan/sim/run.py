@@ -280,7 +280,7 @@ def _result(
     if isinstance(ask.arrival, Timed) and ask.session_gap_s is not None:
         assumptions.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
     if main.clock is not None:
-        assumptions += clock_assumptions(main.clock, ask.engine.spec)
+        assumptions += clock_assumptions(main.clock, ask.engine.spec, main.replay.engine)
     elif isinstance(ask.arrival, Timed) and ask.arrival == Timed(speed=ask.arrival.speed):
         assumptions.append(
             "step times stand in for a device; timed:TOKENS_PER_S:STEP_S sets them, --calibration"

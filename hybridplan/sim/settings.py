@@ -140,6 +140,8 @@ AXES: dict[str, Axis] = {
     "bootstrap_multiplier": Axis(_MARCONI, _whole),
     "arrival": Axis(_EVERY, _word),
     "session_gap": Axis(_EVERY, _number),
+    "calibration": Axis(_EVERY, _word),
+    "rate": Axis(_EVERY, _word),
     "limit": Axis(_EVERY, _whole),
     "format": Axis(_EVERY, _word),
     "block_tokens": Axis(_EVERY, _whole),

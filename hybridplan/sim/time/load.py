@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hybridplan.config.spec import ModelSpec
 from hybridplan.ledger.calibration import Calibration, read_calibration
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.work.model import work_model
 from hybridplan.sim.time.clock import StepClock
+
+if TYPE_CHECKING:
+    from hybridplan.sim.replay import Engine
 
 
 def step_clock(
@@ -31,8 +36,8 @@ def flop_dtype(spec: ModelSpec) -> str:
     return "bf16"
 
 
-def assumptions(clock: StepClock, spec: ModelSpec) -> tuple[str, ...]:
-    """Where the times come from and what they leave out."""
+def assumptions(clock: StepClock, spec: ModelSpec, engine: Engine | None = None) -> tuple[str, ...]:
+    """Where the times come from, what they leave out and how ``engine`` sees arrivals."""
     made = clock.calibration
     said = []
     if made.assumed:
@@ -43,6 +48,19 @@ def assumptions(clock: StepClock, spec: ModelSpec) -> tuple[str, ...]:
             " seconds a byte and a FLOP, not of a model"
         )
     said += clock.model.notes
+    if engine is None:
+        pass
+    elif engine.name.startswith("sglang"):
+        said.append(
+            "SGLang's overlap is not modelled: an arrival is seen by the very next step; prefills"
+            " run before the decode step in passes of their own"
+        )
+    elif engine.name.startswith("marconi"):
+        said.append("each request runs alone to its last token; those that arrive meanwhile wait")
+    elif engine.steps_in_flight:
+        said.append(
+            "async scheduling: an arrival is seen when the step after the running one is planned"
+        )
     said.append("tokenisation, HTTP, the network and the host's own scheduling take no time")
     return tuple(said)
 
