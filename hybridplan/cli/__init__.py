@@ -47,6 +47,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "A grid of configurations over traces; resumable, any scheduler.",
     ),
     "measure": ("hybridplan.cli.measure", "Hold the predictions against your own GPU."),
+    "calibrate": (
+        "hybridplan.cli.calibrate",
+        "Fit step times to a log of served requests and judge them; exit 0 or 1.",
+    ),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
     "help": ("hybridplan.cli.help", "The manual: a page for each command, engine and term."),
 }

@@ -14,6 +14,7 @@ RESULTS = {
     "error": ("hybridplan.report.failure", ("FailureReport",)),
     "explain-log": ("hybridplan.ledger.logs.result", ("LogReport",)),
     "fit": ("hybridplan.ledger.planning.result", ("FitResult",)),
+    "calibrate": ("hybridplan.sim.time.fit", ("LogFit",)),
     "compare": ("hybridplan.sim.compare", ("CompareResult",)),
     "curve": ("hybridplan.sim.sweep.curve", ("Curve",)),
     "help": ("hybridplan.topics", ("TopicList", "TopicPage")),

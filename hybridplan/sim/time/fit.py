@@ -68,6 +68,7 @@ class LogFit:
 
     Attributes:
         calibration: as ``simulate --calibration`` takes it.
+        holds: whether TTFT and TPOT of the requests left out are within their tolerances.
         judged: percentiles of the requests left out; ``fitted``, of those that were not.
         singles: errors of the requests left out, one by one.
         rounds: replays until the constants stood still (``settled``) or no more were made.
@@ -82,17 +83,13 @@ class LogFit:
     calibration: Calibration
     fitted_requests: int
     judged_requests: int
+    holds: bool
     judged: tuple[Judged, ...]
     fitted: tuple[Judged, ...]
     singles: tuple[Single, ...]
     rounds: int
     settled: bool
     assumptions: tuple[str, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every judged percentile of TTFT and TPOT is within its tolerance."""
-        return all(found.within for found in self.judged if found.measure != "e2e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +139,12 @@ class _Round:
             rows.append([weight * counts[name] / interval.logged_s for name in names])
             targets.append(weight)
         return equations(rows, targets, len(names))
+
+    def scaled(self) -> dict[str, float]:
+        """The same constants, all times one factor that mends the middle decode interval."""
+        ratios = [i.logged_s / i.predicted_s for i in self.intervals if i.kind == "decoding"]
+        factor = percentile(ratios, 50) if ratios else 1.0
+        return {name: value * factor for name, value in self.constants.items()}
 
     def solution(self, names: Sequence[str]) -> dict[str, float]:
         """Constants by feature."""
@@ -193,8 +196,8 @@ def fit_log(ask: FitAsk, *, on_round: Callable[[int], None] | None = None) -> Lo
         found = _Round(constants, replayed.outcomes, _intervals(requests, replayed, taken))
         settled = bool(rounds) and _moved(rounds[-1], found) < _STILL
         rounds.append(found)
-        constants = found.solution(names)
-    best = min(rounds, key=lambda found: found.loss)
+        constants = found.solution(names) if len(rounds) > 1 else found.scaled()
+    best = rounds[-1] if settled else min(rounds, key=lambda found: found.loss)
     return _result(ask, built.setup, model, names, taken, best, len(rounds), settled)
 
 
@@ -256,7 +259,7 @@ def _result(
     for is_fitted, logged, outcome in zip(taken, ask.log.requests, best.outcomes, strict=True):
         sides[is_fitted][0].append(logged)
         sides[is_fitted][1].append(outcome)
-    left_out = singles(*sides[False])
+    judged, left_out = judge(*sides[False]), singles(*sides[False])
     decode = next((single for single in left_out if single.measure == "TPOT"), None)
     made = replace(
         _calibration(best.constants, best.spreads(names), f"fitted to {Path(ask.log.path).name}"),
@@ -277,7 +280,8 @@ def _result(
         calibration=made,
         fitted_requests=len(sides[True][0]),
         judged_requests=len(sides[False][0]),
-        judged=judge(*sides[False]),
+        holds=all(found.within for found in judged if found.measure != "e2e"),
+        judged=judged,
         fitted=judge(*sides[True]),
         singles=left_out,
         rounds=rounds,

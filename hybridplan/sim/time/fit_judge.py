@@ -25,10 +25,7 @@ class Judged:
     logged_s: float
     error: float
     tolerance: float
-
-    @property
-    def within(self) -> bool:
-        return abs(self.error) <= self.tolerance
+    within: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,8 @@ def judge(logged: Sequence[Logged], outcomes: Sequence[RequestOutcome]) -> tuple
         for percent, tolerance in TOLERANCES.items():
             predicted, seen = (percentile(column, percent) for column in zip(*pairs, strict=True))
             error = predicted / seen - 1
-            judged.append(Judged(measure, percent, predicted, seen, error, tolerance))
+            within = abs(error) <= tolerance
+            judged.append(Judged(measure, percent, predicted, seen, error, tolerance, within))
     return tuple(judged)
 
 

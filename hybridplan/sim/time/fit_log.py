@@ -2,7 +2,8 @@
 
 Rows are JSON objects or CSV lines with the request's tokens and the stamps that vLLM keeps of it
 (``RequestStateStats``: ``arrival_time``, ``queued_ts``, ``first_token_ts``, ``last_token_ts``), as
-LLMServingSim's bench writes them. vLLM takes ``arrival_time`` from the date and the others from a
+LLMServingSim's bench writes them; ``ttft_s`` and ``e2e_s`` do in place of the last two, as in the
+files of ``simulate --per-request``. vLLM takes ``arrival_time`` from the date and the others from a
 monotonic clock. The two differ by one number for a whole run; the least ``queued_ts -
 arrival_time`` is taken for it, so that no request is queued before it arrives and one, at least, as
 it arrives.
@@ -139,9 +140,17 @@ def _stamps(row: Any, index: int) -> _Stamps:
         ),
         arrival=None if arrival is None else float(number(arrival, _ARRIVAL[0])),
         queued=None if queued is None else float(number(queued, _QUEUED[0])),
-        first=float(number(_of(row, _FIRST), _FIRST[0])),
-        last=float(number(_of(row, _LAST), _LAST[0])),
+        first=_token(row, _FIRST, "ttft_s", arrival),
+        last=_token(row, _LAST, "e2e_s", arrival),
     )
+
+
+def _token(row: Mapping[str, Any], names: tuple[str, ...], since: str, arrival: Any) -> float:
+    """When a token came: its stamp, or how long after the arrival."""
+    stamp = _of(row, names)
+    if stamp is None and arrival is not None and _of(row, (since,)) is not None:
+        return float(number(arrival, _ARRIVAL[0])) + float(number(row[since], since))
+    return float(number(stamp, names[0]))
 
 
 def _of(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:

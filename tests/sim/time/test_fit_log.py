@@ -67,6 +67,16 @@ def test_one_clock_and_no_arrival(tmp_path: Path) -> None:
     assert log.requests[0].ttft_s == pytest.approx(0.25)
 
 
+def test_a_replay_s_own_file_is_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.csv"
+    path.write_text(
+        "request_id,prompt_tokens,output_tokens,arrival_s,ttft_s,e2e_s\na,7,3,1.5,0.5,2.5\n"
+    )
+    (logged,) = read_log(path).requests
+    assert (logged.request.prompt.length_tokens, logged.request.output_tokens) == (7, 3)
+    assert (logged.ttft_s, logged.tpot_s, logged.e2e_s) == (0.5, 1.0, 2.5)
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
