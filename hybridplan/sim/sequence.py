@@ -102,35 +102,33 @@ def common_tokens(
         and b_start + most <= b.whole
         and a.unit_tokens == b.unit_tokens == 1
     ):
-        ids_a = a.data[a_start * ID_BYTES : (a_start + most) * ID_BYTES]
-        ids_b = b.data[b_start * ID_BYTES : (b_start + most) * ID_BYTES]
-        return most if ids_a == ids_b else _equal_elements(ids_a, ids_b, most)
+        return _equal_elements(a.data, a_start, b.data, b_start, most)
     first_a, first_b = a.element(a_start), b.element(b_start)
     count = min(
         a.element(a_start + most - 1) + 1 - first_a,
         b.element(b_start + most - 1) + 1 - first_b,
     )
-    ids_a = a.data[first_a * ID_BYTES : (first_a + count) * ID_BYTES]
-    ids_b = b.data[first_b * ID_BYTES : (first_b + count) * ID_BYTES]
-    equal = count if ids_a == ids_b else _equal_elements(ids_a, ids_b, count)
+    equal = _equal_elements(a.data, first_a, b.data, first_b, count)
     if equal == 0:
         return 0
     last_a, last_b = first_a + equal - 1, first_b + equal - 1
     return min(most, a.element_end(last_a) - a_start, b.element_end(last_b) - b_start)
 
 
-def _equal_elements(ids_a: bytes, ids_b: bytes, count: int) -> int:
-    """Leading equal elements of two unequal rows, by bisection on whole-slice comparisons."""
-    low, high = 0, count
+def _equal_elements(a: bytes, a_first: int, b: bytes, b_first: int, count: int) -> int:
+    """Leading equal elements of two rows of ``count``: all, or by bisection on whole spans."""
+    a_byte, b_byte = a_first * ID_BYTES, b_first * ID_BYTES
+    if b.startswith(a[a_byte : a_byte + count * ID_BYTES], b_byte):
+        return count
+    low, high = 0, count  # the first `low` are equal, the first `high` are not
     while high - low > 1:
         middle = (low + high) // 2
-        span = slice(low * ID_BYTES, middle * ID_BYTES)
-        if ids_a[span] == ids_b[span]:
+        span = a[a_byte + low * ID_BYTES : a_byte + middle * ID_BYTES]
+        if b.startswith(span, b_byte + low * ID_BYTES):
             low = middle
         else:
             high = middle
-    span = slice(low * ID_BYTES, high * ID_BYTES)
-    return high if ids_a[span] == ids_b[span] else low
+    return low
 
 
 class SequenceReader:
@@ -151,10 +149,12 @@ class SequenceReader:
         Uses ``request.sequence`` where it shows more than the prompt. Raises InputError if a
         scope changes its unit or a length is negative.
         """
-        prompt, shown = request.prompt, request.prompt
+        prompt = shown = request.prompt
+        known = prompt.known_tokens
         total = prompt.length_tokens + request.output_tokens
-        if request.sequence is not None and request.sequence.known_tokens > prompt.known_tokens:
+        if request.sequence is not None and request.sequence.known_tokens > known:
             shown = request.sequence
+            known = min(total, shown.known_tokens)
         if prompt.length_tokens < 0 or request.output_tokens < 0 or shown.unit_tokens < 1:
             raise InputError(
                 f"request {request.request_id}: {prompt.length_tokens} prompt tokens,"
@@ -162,7 +162,6 @@ class SequenceReader:
                 " lengths must not be negative and the unit at least 1"
             )
         scope_key = self._scope_key(shown.scope, shown.unit_tokens, request.request_id)
-        known = min(total, shown.known_tokens)
         unit = shown.unit_tokens
         whole, part = divmod(known, unit)
         data = self._encode(shown.ids, whole + bool(part), shown.scope)
