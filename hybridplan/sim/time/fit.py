@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import log, sqrt
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -132,7 +132,7 @@ class _Round:
         for interval in intervals:
             scatter = self._scatter[interval.kind]
             bounded = min(1.0, _HUBER * scatter / max(abs(interval.error), 1e-12))
-            weight = bounded**0.5 / scatter
+            weight = sqrt(bounded) / scatter
             counts = dict(zip(FEATURES, interval.counts, strict=True))
             for dearer in _NO_CHEAPER_THAN_DENSE:
                 counts["dense_flop"] += counts[dearer]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, fsum
 from typing import Literal
 
 from hybridplan.sim.outcome import RequestOutcome
@@ -61,7 +61,7 @@ def singles(logged: Sequence[Logged], outcomes: Sequence[RequestOutcome]) -> tup
                 measure,
                 len(errors),
                 percentile(errors, 50),
-                sum(errors) / len(errors),
+                fsum(errors) / len(errors),
                 max(errors),
             )
         )

@@ -26,10 +26,9 @@ from hybridplan.sim.traces.values import id_list, label, number, tokens
 _INPUT = ("input_toks", "prompt_tokens", "input_tokens", "input_length")
 _OUTPUT = ("output_toks", "output_tokens", "output_length")
 _ARRIVAL = ("arrival_time", "arrival_s")
-_QUEUED = ("queued_ts", "queued_s")
-_FIRST = ("first_token_ts", "first_token_s")
-_LAST = ("last_token_ts", "last_token_s")
-_ONE_CLOCK_S = 86_400.0
+_QUEUED = ("queued_ts",)
+_LEAST_DELAY_S = 60.0
+_LONGEST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +139,17 @@ def _stamps(row: Any, index: int) -> _Stamps:
         ),
         arrival=None if arrival is None else float(number(arrival, _ARRIVAL[0])),
         queued=None if queued is None else float(number(queued, _QUEUED[0])),
-        first=_token(row, _FIRST, "ttft_s", arrival),
-        last=_token(row, _LAST, "e2e_s", arrival),
+        first=_token(row, "first_token_ts", "ttft_s", arrival),
+        last=_token(row, "last_token_ts", "e2e_s", arrival),
     )
 
 
-def _token(row: Mapping[str, Any], names: tuple[str, ...], since: str, arrival: Any) -> float:
+def _token(row: Mapping[str, Any], name: str, since: str, arrival: Any) -> float:
     """When a token came: its stamp, or how long after the arrival."""
-    stamp = _of(row, names)
+    stamp = _of(row, (name,))
     if stamp is None and arrival is not None and _of(row, (since,)) is not None:
         return float(number(arrival, _ARRIVAL[0])) + float(number(row[since], since))
-    return float(number(stamp, names[0]))
+    return float(number(stamp, name))
 
 
 def _of(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -161,15 +160,19 @@ def _clock(rows: list[_Stamps]) -> tuple[float, str]:
     """Seconds from the arrivals' clock to the other stamps', and what was assumed of it."""
     if any(row.arrival is None for row in rows):
         return 0.0, "a request arrives when the engine queues it (no arrival_time)"
-    if all(abs(row.first - (row.arrival or 0.0)) < _ONE_CLOCK_S for row in rows):
-        return 0.0, "arrivals and tokens are on one clock"
-    delays = [row.queued - row.arrival for row in rows if row.queued is not None and row.arrival]
-    if not delays:
+    delays = [
+        row.queued - row.arrival
+        for row in rows
+        if row.queued is not None and row.arrival is not None
+    ]
+    if delays and not 0 <= min(delays) < _LEAST_DELAY_S:
+        return min(delays), "two clocks, joined where the least delayed request was queued"
+    if not delays and any(row.first - (row.arrival or 0.0) > _LONGEST_WAIT_S for row in rows):
         raise InputError(
-            "arrival_time is on another clock than first_token_ts and no row has queued_ts to join "
-            "them; log queued_ts too"
+            f"a first token comes more than {_LONGEST_WAIT_S:,.0f} s after its arrival and no row"
+            " has queued_ts; are arrivals and tokens on one clock? log queued_ts too"
         )
-    return min(delays), "two clocks, joined where the least delayed request was queued"
+    return 0.0, "arrivals and tokens are on one clock"
 
 
 def _arrival(row: _Stamps, offset: float) -> float:

@@ -2,13 +2,14 @@
 
 Lawson and Hanson's active set ("Solving Least Squares Problems", 1974, chapter 23) on the normal
 equations: a constant enters where it would lower the error most and leaves where it would turn
-negative.
+negative. ``fsum`` rounds alike on every Python, ``sum`` does not (3.12 changed it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum, sqrt
 
 _SMALL = 1e-10
 _MOST_CHANGES = 200
@@ -52,7 +53,7 @@ def equations(rows: Sequence[Sequence[float]], targets: Sequence[float], width: 
 def solve(given: Equations) -> list[float]:
     """The x >= 0 of least squared error. Of columns that say the same, one may get 0."""
     width = len(given.right)
-    scale = [given.gram[i][i] ** 0.5 or 1.0 for i in range(width)]
+    scale = [sqrt(max(given.gram[i][i], 0.0)) or 1.0 for i in range(width)]
     gram = [[given.gram[i][j] / scale[i] / scale[j] for j in range(width)] for i in range(width)]
     right = [given.right[i] / scale[i] for i in range(width)]
     least = _SMALL * max(map(abs, right), default=0.0)
@@ -61,7 +62,7 @@ def solve(given: Equations) -> list[float]:
     barred: set[int] = set()
     for _ in range(_MOST_CHANGES):
         slopes = {
-            i: right[i] - sum(gram[i][j] * x[j] for j in free)
+            i: right[i] - fsum(gram[i][j] * x[j] for j in free)
             for i in range(width)
             if i not in free and i not in barred
         }
@@ -95,17 +96,17 @@ def _free_solution(
     lower = [[0.0] * n for _ in range(n)]
     for i in range(n):
         for j in range(i + 1):
-            rest = gram[free[i]][free[j]] - sum(lower[i][k] * lower[j][k] for k in range(j))
+            rest = gram[free[i]][free[j]] - fsum(lower[i][k] * lower[j][k] for k in range(j))
             if i == j:
                 if rest <= _SMALL:
                     return None
-                lower[i][i] = rest**0.5
+                lower[i][i] = sqrt(rest)
             else:
                 lower[i][j] = rest / lower[j][j]
     y = [0.0] * n
     for i in range(n):
-        y[i] = (right[free[i]] - sum(lower[i][k] * y[k] for k in range(i))) / lower[i][i]
+        y[i] = (right[free[i]] - fsum(lower[i][k] * y[k] for k in range(i))) / lower[i][i]
     x = [0.0] * n
     for i in reversed(range(n)):
-        x[i] = (y[i] - sum(lower[k][i] * x[k] for k in range(i + 1, n))) / lower[i][i]
+        x[i] = (y[i] - fsum(lower[k][i] * x[k] for k in range(i + 1, n))) / lower[i][i]
     return x

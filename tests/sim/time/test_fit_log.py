@@ -70,9 +70,12 @@ def test_one_clock_and_no_arrival(tmp_path: Path) -> None:
 def test_a_replay_s_own_file_is_a_log(tmp_path: Path) -> None:
     path = tmp_path / "outcomes.csv"
     path.write_text(
-        "request_id,prompt_tokens,output_tokens,arrival_s,ttft_s,e2e_s\na,7,3,1.5,0.5,2.5\n"
+        "request_id,prompt_tokens,output_tokens,arrival_s,queued_s,ttft_s,e2e_s\n"
+        "a,7,3,1.5,0.1,0.5,2.5\n"
     )
-    (logged,) = read_log(path).requests
+    log = read_log(path)
+    assert log.clock == "arrivals and tokens are on one clock"
+    (logged,) = log.requests
     assert (logged.request.prompt.length_tokens, logged.request.output_tokens) == (7, 3)
     assert (logged.ttft_s, logged.tpot_s, logged.e2e_s) == (0.5, 1.0, 2.5)
 
@@ -84,7 +87,11 @@ def test_a_replay_s_own_file_is_a_log(tmp_path: Path) -> None:
         ({"output_toks": 0}, "line 1: its prompt or output has no token"),
         ({"arrival_time": None, "queued_ts": None}, "neither arrival_time nor queued_ts"),
         ({"last_token_ts": 500.0}, "line 1: its arrival, first and last token are not in this"),
-        ({"queued_ts": None}, "no row has queued_ts to join them"),
+        (
+            {"queued_ts": None, "arrival_time": 5.0, "first_token_ts": 9e3, "last_token_ts": 9e3},
+            "one clock",
+        ),
+        ({"queued_ts": None}, "not in this order"),
         ({"input_tok_ids": [1, 2]}, "2 input_tok_ids for 100 tokens"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
