@@ -99,7 +99,7 @@ def asked(given: Mapping[str, Any]) -> bool:
     """Whether the options ask for more than one plain engine. Raises InputError for those that
     say how to serve a fleet where there is none."""
     if (
-        (given["replicas"] or 1) != 1
+        given["replicas"] not in (None, 1)
         or given["find_replicas"]
         or given["prefill_replicas"] is not None
         or given["decode_replicas"] is not None

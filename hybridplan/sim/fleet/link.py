@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hybridplan.errors import InputError
 
 GB = 10**9
+LONGEST_LATENCY_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,10 @@ class LinkSpeed:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s < 1 or self.latency_s < 0:
+        if self.bytes_per_s < 1 or not 0 <= self.latency_s <= LONGEST_LATENCY_S:
             raise InputError(
-                f"a link of {self.bytes_per_s:,} B/s and {self.latency_s:g} s moves nothing; give"
-                " more than 0 GB/s and at least 0 s"
+                f"a link of {self.bytes_per_s:,} B/s and {self.latency_s:g} s a transfer is none;"
+                f" give more than 0 GB/s and 0 to {LONGEST_LATENCY_S:,} s"
             )
 
     @classmethod

@@ -72,7 +72,7 @@ class RouterAsk:
                 f"a cache threshold of {self.cache_threshold:g} is no share of a prompt; give 0 to"
                 " 1"
             )
-        if self.balance_abs < 0 or self.balance_rel < 1:
+        if self.balance_abs < 0 or not self.balance_rel >= 1:
             raise InputError(
                 f"a balance of {self.balance_abs} requests and {self.balance_rel:g} times is none;"
                 " give at least 0 requests and 1 times"

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
+from hybridplan.ledger.work.step import StepWork
 from hybridplan.sim.request import Prompt, Request
+from hybridplan.sim.time.clock import NS, Charge, FlatClock, Pass
 from hybridplan.sim.vllm.replayed import ReplayedVllm
 from hybridplan.sim.vllm.types import GroupKind, VllmCacheConfig, VllmGroup
 
 BLOCK = 64
+
+
+class QueueClock:
+    """The stand-in's step times under a clock that sees an engine's steps in flight."""
+
+    ticks_per_s = NS
+    sees_queue = True
+
+    def __init__(self, flat: FlatClock) -> None:
+        self._flat = flat
+
+    def passes(self, passes: Sequence[Pass]) -> list[Charge]:
+        return self._flat.passes(passes)
+
+    def stretch(self, work: StepWork, steps: int) -> Charge:
+        return self._flat.stretch(work, steps)
 
 
 def config(num_blocks: int = 400, **limits: int) -> VllmCacheConfig:
@@ -21,9 +40,9 @@ def config(num_blocks: int = 400, **limits: int) -> VllmCacheConfig:
     )
 
 
-def engine(num_blocks: int = 400, **limits: int) -> ReplayedVllm:
+def engine(num_blocks: int = 400, *, skipping: bool = True, **limits: int) -> ReplayedVllm:
     """A fresh engine that explains its losses."""
-    return ReplayedVllm(config(num_blocks, **limits))
+    return ReplayedVllm(config(num_blocks, **limits), skipping=skipping)
 
 
 def request(

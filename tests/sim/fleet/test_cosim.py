@@ -15,7 +15,8 @@ from hybridplan.sim.fleet.routers import ROUTERS, RouterAsk
 from hybridplan.sim.outcome import RequestOutcome
 from hybridplan.sim.replay import Replay
 from hybridplan.sim.request import Request
-from tests.sim.fleet.cases import engine, trace
+from hybridplan.sim.time.clock import Clock
+from tests.sim.fleet.cases import QueueClock, engine, trace
 
 STAND_IN = Timed(20_000, 0.005)
 ARRIVALS: list[Arrival] = [Closed(1), Closed(4), STAND_IN]
@@ -29,10 +30,16 @@ def fleet(
     *,
     names: list[str] | None = None,
     num_blocks: int = 60,
+    skipping: bool = True,
+    async_depth: int = 1,
+    sees_queue: bool = False,
 ) -> tuple[Fleet, list[Served]]:
     called = names or [f"replica-{index}" for index in range(count)]
-    clock = arrival.stand_in if isinstance(arrival, Timed) else StepCount()
-    sites = [Site(name, engine(num_blocks, max_model_len=2000), clock) for name in called]
+    clock: Clock = arrival.stand_in if isinstance(arrival, Timed) else StepCount()
+    if sees_queue:
+        clock = QueueClock(STAND_IN.stand_in)
+    limits = {"max_model_len": 2000, "async_depth": async_depth}
+    sites = [Site(name, engine(num_blocks, skipping=skipping, **limits), clock) for name in called]
     run = Fleet(requests, sites, RouterAsk(kind).make(called), arrival=arrival)
     return run, list(run)
 
@@ -51,6 +58,20 @@ def test_one_replica_is_the_plain_replay(kind: str, arrival: Arrival) -> None:
     for seed in range(6):
         requests = trace(seed, 60, sessions=not isinstance(arrival, Timed))
         assert outcomes(fleet(requests, 1, kind, arrival)[1]) == alone(requests, arrival)
+
+
+@pytest.mark.parametrize("arrival", [Closed(3), STAND_IN], ids=str)
+def test_one_replica_with_steps_in_flight_is_the_plain_replay(arrival: Arrival) -> None:
+    for seed in range(10):
+        requests = trace(seed, 60, sessions=not isinstance(arrival, Timed))
+        _, served = fleet(requests, 1, "round-robin", arrival, async_depth=2, sees_queue=True)
+        replay = Replay(
+            requests,
+            engine(60, max_model_len=2000, async_depth=2),
+            arrival=arrival,
+            clock=QueueClock(STAND_IN.stand_in),
+        )
+        assert outcomes(served) == list(replay)
 
 
 @settings(max_examples=40)
@@ -106,6 +127,32 @@ def test_permuted_names_permute_results(
     ]
     found = [(one.replica, one.outcome) for one in other]
     assert sorted(map(repr, found)) == sorted(map(repr, expected))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(ARRIVALS),
+    st.sampled_from(["least-loaded", "prefix-aware", "round-robin"]),
+    st.sampled_from([(1, False), (2, False), (2, True)]),
+)
+def test_stretches_of_decode_change_nothing(
+    seed: int, arrival: Arrival, kind: str, queue: tuple[int, bool]
+) -> None:
+    """The naive twin takes every decode step on its own."""
+    requests = trace(seed, 25, gap_s=0.1)
+    (_, quick), (_, naive) = (
+        fleet(
+            requests, 3, kind, arrival,
+            async_depth=queue[0], sees_queue=queue[1], skipping=skipping,
+        )
+        for skipping in (True, False)
+    )  # fmt: skip
+
+    def where(served: list[Served]) -> list[tuple[str, int, RequestOutcome | None]]:
+        return [(one.request.request_id, one.replica, one.outcome) for one in served]
+
+    assert where(quick) == where(naive)
 
 
 @settings(max_examples=40)

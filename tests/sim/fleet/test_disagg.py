@@ -17,6 +17,7 @@ from hybridplan.sim.fleet.routers import ROUTERS, RouterAsk
 from hybridplan.sim.fleet.served import Served
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.vllm.replayed import ReplayedVllm
+from hybridplan.sim.vllm.types import VllmCacheConfig
 from tests.sim.fleet.cases import config, request, trace
 
 STAND_IN = Timed(20_000, 0.005)
@@ -24,6 +25,10 @@ STAND_IN = Timed(20_000, 0.005)
 
 def bytes_of(tokens: int) -> int:
     return (tokens - 1) * 100 + 5000
+
+
+def _decoder(cache: VllmCacheConfig, skipping: bool) -> ReplayedVllm:
+    return receiving(ReplayedVllm(cache, attribute_losses=False, skipping=skipping))
 
 
 def apart(
@@ -35,6 +40,7 @@ def apart(
     arrival: Arrival = STAND_IN,
     speed: LinkSpeed | None = None,
     decode_blocks: int = 400,
+    skipping: bool = True,
 ) -> tuple[Disaggregated, list[Served]]:
     clock = arrival.stand_in if isinstance(arrival, Timed) else StepCount()
     names = [f"prefill-{index}" for index in range(prefill)]
@@ -43,12 +49,9 @@ def apart(
     decoding = config(decode_blocks, max_model_len=2000)
     fleet = Disaggregated(
         requests,
-        [Site(name, ReplayedVllm(cache), clock) for name in names],
+        [Site(name, ReplayedVllm(cache, skipping=skipping), clock) for name in names],
         RouterAsk(kind).make(names),
-        decoders=[
-            Site(name, receiving(ReplayedVllm(decoding, attribute_losses=False)), clock)
-            for name in others
-        ],
+        decoders=[Site(name, _decoder(decoding, skipping), clock) for name in others],
         decode_router=RouterAsk("least-loaded", load="tokens").make(others),
         speed=speed,
         bytes_of=bytes_of,
@@ -81,6 +84,21 @@ def test_every_request_is_served_once_and_every_byte_moved_once(
         assert outcome is not None
         assert outcome.prompt_tokens == one.request.prompt.length_tokens
         assert outcome.output_tokens == max(1, one.request.output_tokens)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.sampled_from([Closed(4), STAND_IN]))
+def test_stretches_of_decode_change_nothing(seed: int, arrival: Arrival) -> None:
+    """The naive twin takes every decode step on its own."""
+    requests = trace(seed, 25)
+    speed = LinkSpeed(10**6)
+    (_, quick), (_, naive) = (
+        apart(requests, kind="least-loaded", arrival=arrival, speed=speed, skipping=skipping)
+        for skipping in (True, False)
+    )
+    assert [(one.replica, one.moved, one.outcome) for one in quick] == [
+        (one.replica, one.moved, one.outcome) for one in naive
+    ]
 
 
 @settings(max_examples=30)
