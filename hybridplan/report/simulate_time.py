@@ -25,6 +25,7 @@ _NAMES = {
     "e2e": "end to end",
     "queue": "queueing",
 }
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 _FEATURES = {
     "step": "between steps",
     "launches": "launches",
@@ -178,8 +179,8 @@ def _rate(probe: Probe) -> str:
 
 def seconds(value: float) -> str:
     """Three digits and a unit: 1.23 s, 45.6 ms, 789 us."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if value >= scale:
-            number = value / scale
-            return f"{number:,.0f} {unit}" if number >= 100 else f"{number:#.3g} {unit}"
-    return "0" if value == 0 else f"{value * 1e6:#.3g} us"
+    if value == 0:
+        return "0"
+    unit, scale = next((u, s) for u, s in _UNITS if value >= s or u == "us")
+    number = value / scale
+    return f"{number:,.0f} {unit}" if number >= 99.95 else f"{number:#.3g} {unit}"
