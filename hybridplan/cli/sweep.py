@@ -33,6 +33,7 @@ _STATE = typer.Option("--state-dtype", help="Repeatable.")
 _DRAFTS = typer.Option("--drafts", help="Speculative tokens; repeatable.")
 _SET = typer.Option("--set", help="NAME=VALUE[,VALUE] for any other setting; repeatable.")
 _LIMIT = typer.Option("--limit", help="Read no more requests of a trace than this.")
+_STORE_FILE = Path("hybridplan-sweep.jsonl")
 _STORE = typer.Option("--store", help="The .jsonl file results land in and are resumed from.")
 _JOBS = typer.Option("--jobs", help="Local worker processes (default: one a core).")
 _SCHEDULER = typer.Option("--scheduler", help="tcp://HOST:PORT (Dask) or ray://HOST:PORT (Ray).")
@@ -72,7 +73,7 @@ def _sweep(
     drafts: Annotated[list[int] | None, _DRAFTS] = None,
     set_: Annotated[list[str] | None, _SET] = None,
     limit: Annotated[int | None, _LIMIT] = None,
-    store: Annotated[Path, _STORE] = Path("hybridplan-sweep.jsonl"),
+    store: Annotated[Path, _STORE] = _STORE_FILE,
     jobs: Annotated[int | None, _JOBS] = None,
     scheduler: Annotated[str | None, _SCHEDULER] = None,
     retry_failed: Annotated[bool, _RETRY] = False,
@@ -103,6 +104,17 @@ def _sweep(
     if curve is not None:
         if curve != "memory":
             raise InputError(f"--curve {curve!r} is not known; use memory")
+        idle = {
+            "--store": store != _STORE_FILE,
+            "--export": export is not None,
+            "--jobs": jobs is not None,
+            "--scheduler": scheduler is not None,
+            "--retry-failed": retry_failed,
+            "--bounds": bounds,
+            "--no-losses": not losses,
+        }
+        for flag in (flag for flag, asked_for in idle.items() if asked_for):
+            raise InputError(f"{flag} is of a grid's cells and --curve replays none; drop it")
         return _curve(asked, checks, plot, json)
     if export is not None:
         from hybridplan.sim.sweep.export import check_target as check_export

@@ -151,3 +151,14 @@ def test_no_policy_that_starts_is_a_no(capsys: Capture) -> None:
     tiny = ["compare", "--trace", QWEN, "--limit", "2", "--kv-memory", "1MiB"]
     assert run([*tiny, "--policies", "vllm,sglang"]) == 1
     assert "refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["--export", "x.csv"], ["--store", "x.jsonl"], ["--jobs", "2"], ["--no-losses"]],
+    ids=lambda words: words[0],
+)
+def test_flags_of_a_grid_are_not_ignored_beside_a_curve(more: list[str], capsys: Capture) -> None:
+    one = ["sweep", "--trace", DERIVED, "--model", "qwen3.5-0.8b", "--curve", "memory"]
+    assert run([*one, *more]) == 2
+    assert f"{more[0]} is of a grid's cells" in capsys.readouterr().err

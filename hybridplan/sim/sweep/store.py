@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,10 +44,19 @@ class Store:
         self.torn = self._read()
 
     def append(self, record: Record) -> None:
-        """Write one record and wait until the disk has it."""
-        self._file.write(record.line())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write one record and wait until the disk has it.
+
+        Raises InputError where it has no room; what was written before stays.
+        """
+        try:
+            self._file.write(record.line())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise InputError(
+                f"--store {self.path}: cannot be written ({error.strerror}); it keeps"
+                f" {len(self.records):,} results, and the same command goes on from there"
+            ) from None
         self.records[record.key] = record
 
     def _read(self) -> bool:
@@ -81,9 +90,15 @@ def opened(path: Path) -> Iterator[Store]:
         file = path.open("a+b")
     except OSError as error:
         raise InputError(f"--store {path}: cannot be written ({error.strerror})") from None
-    with file:
+    if not path.is_file():
+        file.close()
+        raise InputError(f"--store {path} is no plain file; name one that can be read again")
+    try:
         _lock(path, file)
         yield Store(path, file)
+    finally:
+        with suppress(OSError):  # a full disk: what is buffered was never acknowledged
+            file.close()
 
 
 def _lock(path: Path, file: BinaryIO) -> None:

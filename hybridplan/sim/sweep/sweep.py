@@ -178,10 +178,6 @@ class _Run:
                     alive = self._take(futures[future], future) and alive
             except BrokenExecutor:
                 return False
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
         return alive
 
     def _take(self, cell: Cell, future: Future[Any]) -> bool:

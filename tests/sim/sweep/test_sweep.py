@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
 import signal
 import sys
@@ -75,6 +76,30 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
     path = tmp_path / "store.jsonl"
     path.write_text('{"a": 1}\n')
     with pytest.raises(InputError, match="line 1 is no result"), opened(path):
+        pass
+
+
+def test_a_full_disk_is_told_and_resumed(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced, sync = tmp_path / "s.jsonl", [], os.fsync
+
+    def full(file: int) -> None:
+        if synced:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        synced.append(sync(file))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = r"s\.jsonl: cannot be written \(No space left on device\); it keeps 1 results"
+    with opened(path) as store, pytest.raises(InputError, match=said):
+        sweep(grid, store, threads)
+    monkeypatch.undo()
+    with opened(path) as store, opened(tmp_path / "other.jsonl") as other:
+        assert sweep(grid, store, threads) == sweep(grid, other, threads)
+
+
+def test_a_store_must_be_a_file_that_ends() -> None:
+    with pytest.raises(InputError, match="no plain file"), opened(Path("/dev/full")):
         pass
 
 
