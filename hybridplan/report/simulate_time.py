@@ -7,7 +7,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hybridplan.report.units import size
 from hybridplan.sim.time.result import (
     Attained,
     Capacity,
@@ -130,7 +129,7 @@ def _worth(found: Worth) -> str:
 def _busy(found: Utilisation) -> str:
     ranks = "" if found.ranks == 1 else f" on each of {found.ranks} ranks"
     said = f"{found.busy_share:.1%} of the time in steps{ranks}; in them "
-    said += f"{size(int(found.bytes_per_s))}/s"
+    said += f"{found.bytes_per_s / 1e12:#.3g} TB/s"
     if found.bandwidth_share is not None:
         said += f" ({found.bandwidth_share:.0%} of the card's)"
     said += f" and {found.flop_per_s / 1e12:.3g} TFLOP/s"
