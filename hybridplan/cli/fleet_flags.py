@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +11,11 @@ import typer
 from hybridplan.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from hybridplan.sim.fleet.ask import FleetAsk, HostAsk
     from hybridplan.sim.fleet.link import LinkSpeed
+    from hybridplan.sim.fleet.result import FleetResult
     from hybridplan.sim.fleet.routers import RouterAsk
     from hybridplan.sim.run import SimulateAsk
 
@@ -26,7 +29,7 @@ def _option(*names: str, help: str) -> Any:
 Replicas = Annotated[int | None, _option("--replicas", help="Engines alike behind a router.")]
 Router = Annotated[
     str | None,
-    _option("--router", help="round-robin, least-loaded, session or prefix-aware."),
+    _option("--router", help="round-robin, least-loaded, session, prefix-aware, or all: compare."),
 ]
 RouterLoad = Annotated[
     str | None,
@@ -88,10 +91,13 @@ References = Annotated[
     ),
 ]
 
-_OF_ROUTER = (
-    "router_load", "router_cache_threshold", "router_balance_abs", "router_balance_rel",
-    "router_index_tokens",
-)  # fmt: skip
+_OF_ROUTER = {
+    "router_load": ("least-loaded", "prefix-aware"),
+    "router_cache_threshold": ("prefix-aware",),
+    "router_balance_abs": ("prefix-aware",),
+    "router_balance_rel": ("prefix-aware",),
+    "router_index_tokens": ("prefix-aware",),
+}
 _NOT_YET = ("per_request", "events", "plot")
 
 
@@ -126,31 +132,43 @@ def asked(given: Mapping[str, Any]) -> bool:
 def answer(base: SimulateAsk, given: Mapping[str, Any]) -> int:
     """Replay the fleet, print it, and give the exit code: 1 where an SLO was asked and not kept."""
     from hybridplan.cli.common import print_json, print_report
+    from hybridplan.cli.progress import watching
     from hybridplan.report.document import document
-    from hybridplan.report.fleet import screen, size_screen
+    from hybridplan.report.fleet import routers_screen, screen, size_screen
+    from hybridplan.sim.fleet.compare import compare_routers
     from hybridplan.sim.fleet.find import find_replicas
     from hybridplan.sim.fleet.run import run_fleet
 
     ask = _fleet(base, given)
+    found: Any
+    shown: Callable[[Any], list[RenderableType]]
     jobs, scheduler = given["jobs"] or 1, given["scheduler"]
     if given["jobs"] is not None and given["jobs"] < 1:
         raise InputError(f"--jobs is {given['jobs']}; it must be 1 or more")
-    if given["find_replicas"]:
-        most = given["most_replicas"] if given["most_replicas"] is not None else 64
-        size = find_replicas(ask, most=most, jobs=jobs, scheduler=scheduler)
-        if given["json"]:
-            print_json(document(size))
-        else:
-            print_report(*size_screen(size))
-        return 0 if size.replicas is not None else 1
-    if given["most_replicas"] is not None:
+    if given["most_replicas"] is not None and not given["find_replicas"]:
         raise InputError("--most-replicas bounds a search; give --find-replicas or drop it")
-    result = run_fleet(ask, jobs=jobs, scheduler=scheduler)
+    with watching(lambda: sum(1 for _ in base.trace.requests())) as watch:
+        if given["find_replicas"]:
+            most = given["most_replicas"] if given["most_replicas"] is not None else 64
+            size = find_replicas(ask, most=most, jobs=jobs, scheduler=scheduler, watch=watch)
+            found, shown, kept = size, size_screen, size.replicas is not None
+        elif given["router"] == "all":
+            table = compare_routers(ask, jobs=jobs, scheduler=scheduler, watch=watch)
+            kept = any(_kept(one) for one in table.answers)
+            found, shown = table, routers_screen
+        else:
+            result = run_fleet(ask, jobs=jobs, scheduler=scheduler, watch=watch)
+            found, shown, kept = result, screen, _kept(result)
     if given["json"]:
-        print_json(document(result))
+        print_json(document(found))
     else:
-        print_report(*screen(result))
-    return 1 if result.attained is not None and not result.attained.kept else 0
+        print_report(*shown(found))
+    return 0 if kept else 1
+
+
+def _kept(result: FleetResult) -> bool:
+    """Whether the SLO was kept, or none was asked."""
+    return result.attained is None or result.attained.kept
 
 
 def _fleet(base: SimulateAsk, given: Mapping[str, Any]) -> FleetAsk:
@@ -178,6 +196,8 @@ def _fleet(base: SimulateAsk, given: Mapping[str, Any]) -> FleetAsk:
             f"--replicas {replicas} are engines that do both, and --prefill-replicas {prefill}"
             " only prefill; give one"
         )
+    if given["find_replicas"] and given["router"] == "all":
+        raise InputError("--find-replicas searches with one router and --router is all; name one")
     if given["find_replicas"] and (replicas is not None or prefill is not None):
         raise InputError("--find-replicas looks for the number; drop --replicas and the like")
     count = prefill if prefill is not None else replicas
@@ -196,24 +216,17 @@ def _router(given: Mapping[str, Any]) -> RouterAsk:
     from hybridplan.sim.fleet.routers import RouterAsk
 
     kind = given["router"] or "round-robin"
-    names = {
-        "router_load": ("load", ("least-loaded", "prefix-aware")),
-        "router_cache_threshold": ("cache_threshold", ("prefix-aware",)),
-        "router_balance_abs": ("balance_abs", ("prefix-aware",)),
-        "router_balance_rel": ("balance_rel", ("prefix-aware",)),
-        "router_index_tokens": ("index_tokens", ("prefix-aware",)),
-    }
     chosen = {}
-    for name, (field, kinds) in names.items():
+    for name, kinds in _OF_ROUTER.items():
         if given[name] is None:
             continue
-        if kind not in kinds:
+        if kind != "all" and kind not in kinds:
             raise InputError(
                 f"{_flag(name)} {given[name]} is of router {' or '.join(kinds)} and the router is"
                 f" {kind}"
             )
-        chosen[field] = given[name]
-    return RouterAsk(kind, **chosen)
+        chosen[name.removeprefix("router_")] = given[name]
+    return RouterAsk(**chosen) if kind == "all" else RouterAsk(kind, **chosen)
 
 
 def _transfer(given: Mapping[str, Any], apart: bool) -> LinkSpeed | None:

@@ -17,6 +17,10 @@ RESULTS = {
     "calibrate": ("hybridplan.sim.time.fit", ("LogFit",)),
     "compare": ("hybridplan.sim.compare", ("CompareResult",)),
     "curve": ("hybridplan.sim.sweep.curve", ("Curve",)),
+    "fleet": (
+        "hybridplan.sim.fleet.result",
+        ("FleetResult", "FleetSize", "RouterComparison"),
+    ),
     "help": ("hybridplan.topics", ("TopicList", "TopicPage")),
     "ledger": ("hybridplan.ledger.result", ("Ledger", "Comparison", "Explanation")),
     "measure": ("hybridplan.measure.result", ("MeasureResult",)),

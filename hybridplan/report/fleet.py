@@ -11,8 +11,15 @@ from rich.text import Text
 
 from hybridplan.report.simulate_time import _attained, seconds
 from hybridplan.report.units import size
-from hybridplan.sim.fleet.find import FleetSize
-from hybridplan.sim.fleet.result import FleetResult, HostResult, ReplicaResult, TransferResult
+from hybridplan.sim.fleet.result import (
+    FleetResult,
+    FleetSize,
+    HostResult,
+    ReplicaResult,
+    RouterComparison,
+    TransferResult,
+)
+from hybridplan.sim.fleet.run import OTHER_REPLICA
 from hybridplan.sim.time.result import Latencies, Quantiles
 
 _MOST_ROWS = 16
@@ -71,6 +78,45 @@ def size_screen(found: FleetSize) -> list[RenderableType]:
     return parts + _assumptions(answer.assumptions)
 
 
+def routers_screen(found: RouterComparison) -> list[RenderableType]:
+    """One row a router, between what all the memory together and an infinite cache would give."""
+    first = found.answers[0]
+    parts: list[RenderableType] = [_head(first), _set(first, many=True), ""]
+    grid = _grid()
+    for reference in first.references:
+        grid.add_row("One pool", f"{reference.hit_rate:.1%}: {reference.name}, {reference.pool}")
+    if first.ceiling_tokens is not None and first.total.prompt_tokens:
+        rate = first.ceiling_tokens / first.total.prompt_tokens
+        grid.add_row("Ceiling", f"{rate:.1%}: an infinite cache for all of them")
+    parts.append(grid)
+    timed = first.total.latencies is not None
+    names = ["router", "hit rate", "elsewhere", "computed", "busiest"]
+    names += ["TTFT p50", "p99", "TPOT p50", "p99"] if timed else ["evictions"]
+    names += ["SLO"] if first.attained is not None else []
+    table = _table(tuple(names))
+    for answer in found.answers:
+        lost = sum(loss.tokens for loss in answer.losses if loss.cause == OTHER_REPLICA)
+        total, uneven = answer.total, answer.imbalance
+        row = [
+            answer.router.kind,
+            f"{total.hit_rate:.1%}",
+            _share(lost / total.prompt_tokens if total.prompt_tokens else None, digits=1),
+            f"{total.computed_tokens:,}",
+            f"{uneven.busy if uneven.busy is not None else uneven.computed_tokens:.2f}",
+        ]
+        row += _percentiles(total.latencies) if timed else [f"{total.evictions:,}"]
+        row += [f"{answer.attained.share_met:.2%}"] if answer.attained is not None else []
+        table.add_row(*row)
+    meaning = (
+        "elsewhere: prompt tokens that the fleet had seen, but not the replica they were sent to;"
+        " busiest: the busiest replica over the mean, in "
+        + ("time" if first.imbalance.busy is not None else "computed tokens")
+    )
+    parts += ["", table, Padding(Text(meaning), _INDENT)]
+    said = [one for answer in found.answers for one in answer.assumptions]
+    return parts + _assumptions(tuple(dict.fromkeys(said)))
+
+
 def _head(result: FleetResult) -> Text:
     setup = result.setup
     text = Text(setup.model, style="bold")
@@ -82,11 +128,11 @@ def _head(result: FleetResult) -> Text:
     )
 
 
-def _set(result: FleetResult, *, tried: bool = False) -> Table:
+def _set(result: FleetResult, *, tried: bool = False, many: bool = False) -> Table:
     setup = result.setup
     grid = _grid()
     if not tried:
-        grid.add_row("Fleet", Text(_fleet(result)))
+        grid.add_row("Fleet", Text(_fleet(result, many)))
     block = f"{size(setup.bytes_per_block)} a block of {setup.block_tokens:,} tokens"
     if setup.num_blocks is None:
         grid.add_row("Pool", Text(f"unlimited at each replica; {block}"))
@@ -99,12 +145,13 @@ def _set(result: FleetResult, *, tried: bool = False) -> Table:
     return grid
 
 
-def _fleet(result: FleetResult) -> str:
+def _fleet(result: FleetResult, many: bool) -> str:
     count = len(result.replicas)
     router = f"{result.router} routing" if count > 1 else "no routing"
+    router = "every router" if many else router
     if result.decoders:
         apart = f"{count} prefill and {len(result.decoders)} decode"
-        return f"{apart} instances, {result.router} to prefill"
+        return f"{apart} instances, {router} to prefill"
     return f"{'1 replica' if count == 1 else f'{count} replicas'}, {router}"
 
 
@@ -298,13 +345,13 @@ def _grid() -> Table:
 def _table(names: tuple[str, ...]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for index, name in enumerate(names):
-        text = (index == 0 and name in ("replica", "")) or name in ("why", "")
+        text = (index == 0 and name in ("replica", "router", "")) or name in ("why", "")
         table.add_column(name, justify="left" if text else "right", no_wrap=name != "why")
     return table
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+def _share(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"
 
 
 def _or_dash(value: float | None) -> str:

@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hybridplan.errors import InputError
+from hybridplan.sim.advice import Watch
 from hybridplan.sim.arrival import Timed
 from hybridplan.sim.fleet.ask import MOST_REPLICAS, FleetAsk
-from hybridplan.sim.fleet.result import SCHEMA_VERSION, FleetResult
+from hybridplan.sim.fleet.result import SCHEMA_VERSION, FleetProbe, FleetResult, FleetSize
 from hybridplan.sim.fleet.run import run_fleet
-from hybridplan.sim.time.slo import Slo
-
-__all__ = ["SCHEMA_VERSION", "FleetProbe", "FleetSize", "find_replicas", "smallest"]
-
-
-@dataclass(frozen=True, slots=True)
-class FleetProbe:
-    """One fleet that was replayed. ``busy_share`` is the mean replica's."""
-
-    replicas: int
-    share_met: float
-    kept: bool
-    hit_rate: float
-    ttft_p99_s: float | None
-    tpot_p99_s: float | None
-    busy_share: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSize:
-    """The smallest fleet found that keeps an SLO, None where not even ``most`` replicas do.
-
-    ``probes`` by size. All sizes below ``replicas`` that were tried do not keep it. ``monotonic``
-    is False where a larger fleet that was tried does not keep it either; then sizes that were not
-    tried may keep it too. ``answer`` is that fleet's (or the largest one's), in full.
-    """
-
-    schema_version: int
-    slo: Slo
-    replicas: int | None
-    most: int
-    monotonic: bool
-    probes: tuple[FleetProbe, ...]
-    answer: FleetResult
 
 
 def find_replicas(
-    ask: FleetAsk, *, most: int = 64, jobs: int = 1, scheduler: str | None = None
+    ask: FleetAsk,
+    *,
+    most: int = 64,
+    jobs: int = 1,
+    scheduler: str | None = None,
+    watch: Watch | None = None,
 ) -> FleetSize:
     """Search from 1 replica on. Decoders, where there are any, stay as many as asked.
 
@@ -69,7 +41,10 @@ def find_replicas(
         one = replace(ask, replicas=replicas, references=False)
         sharded = one.independent
         answers[replicas] = run_fleet(
-            one, jobs=jobs if sharded else 1, scheduler=scheduler if sharded else None
+            one,
+            jobs=jobs if sharded else 1,
+            scheduler=scheduler if sharded else None,
+            watch=watch,
         )
         return probe_of(replicas, answers[replicas]).kept
 

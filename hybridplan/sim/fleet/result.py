@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hybridplan.sim.fleet.routers import RouterAsk
 from hybridplan.sim.result import Refused, Setup
 from hybridplan.sim.time.result import Attained, ClockInfo, Latencies, Quantiles
+from hybridplan.sim.time.slo import Slo
 from hybridplan.sim.traces.facts import TraceInfo
 
 SCHEMA_VERSION = 1
@@ -158,3 +159,42 @@ class FleetResult:
     transfer: TransferResult | None
     refused: tuple[Refused, ...]
     assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProbe:
+    """One fleet that was replayed. ``busy_share`` is the mean replica's."""
+
+    replicas: int
+    share_met: float
+    kept: bool
+    hit_rate: float
+    ttft_p99_s: float | None
+    tpot_p99_s: float | None
+    busy_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSize:
+    """The smallest fleet found that keeps an SLO, None where not even ``most`` replicas do.
+
+    ``probes`` by size. All sizes below ``replicas`` that were tried do not keep it. ``monotonic``
+    is False where a larger fleet that was tried does not keep it either; then sizes that were not
+    tried may keep it too. ``answer`` is that fleet's (or the largest one's), in full.
+    """
+
+    schema_version: int
+    slo: Slo
+    replicas: int | None
+    most: int
+    monotonic: bool
+    probes: tuple[FleetProbe, ...]
+    answer: FleetResult
+
+
+@dataclass(frozen=True, slots=True)
+class RouterComparison:
+    """The same fleet under every router; the first answer has the reference of one pool."""
+
+    schema_version: int
+    answers: tuple[FleetResult, ...]

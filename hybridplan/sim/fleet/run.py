@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from hybridplan.errors import InputError
+from hybridplan.sim.advice import Watch
 from hybridplan.sim.arrival import Timed
-from hybridplan.sim.fleet.alone import parts_alone
+from hybridplan.sim.fleet.alone import OnOutcome, parts_alone
 from hybridplan.sim.fleet.ask import FleetAsk
 from hybridplan.sim.fleet.part import Part, Watches, count_refused
 from hybridplan.sim.fleet.reference import one_large_replica
@@ -21,6 +22,7 @@ from hybridplan.sim.fleet.said import arrival_words, assumptions_of
 from hybridplan.sim.fleet.tiers import host_result, transfer_result
 from hybridplan.sim.fleet.together import Together, run_together
 from hybridplan.sim.outcome import LossCause, RequestOutcome
+from hybridplan.sim.replay import Progress
 from hybridplan.sim.result import Refused
 from hybridplan.sim.setup import build
 from hybridplan.sim.time.answer import _clock_info
@@ -34,7 +36,8 @@ def run_fleet(
     *,
     jobs: int = 1,
     scheduler: str | None = None,
-    on_outcome: Callable[[int, RequestOutcome], None] | None = None,
+    on_outcome: OnOutcome | None = None,
+    watch: Watch | None = None,
 ) -> FleetResult:
     """Answer one question.
 
@@ -44,15 +47,17 @@ def run_fleet(
             answer is the same.
         on_outcome: receives a replica's number and every outcome, replica after replica where
             they are independent, and as they end where not. One process only.
+        watch: called after every finished request, in one process.
 
     Raises InputError for ``jobs`` where replicas depend on each other, beside what the engine
     refuses.
     """
     ask = ask.at_rate()
+    seen = on_outcome if watch is None else _watched(ask, watch, on_outcome)
     built = build(ask.engine)
     together: Together | None = None
     if ask.independent:
-        parts, ceiling = parts_alone(ask, jobs, scheduler, on_outcome)
+        parts, ceiling = parts_alone(ask, jobs, scheduler, seen)
     else:
         if jobs != 1 or scheduler is not None:
             raise InputError(
@@ -60,7 +65,7 @@ def run_fleet(
                 " one process; drop --jobs, or use --router session with timed arrival, or"
                 " sequential arrival"
             )
-        together = run_together(ask, built, on_outcome)
+        together = run_together(ask, built, seen)
         parts, ceiling = together.parts, together.ceiling_tokens
     ends = [part.watch.last_token_s for part in parts if part.watch.requests]
     elapsed_s = max(ends) if ends else None
@@ -70,7 +75,7 @@ def run_fleet(
         decoders = ()
     replicas = tuple(replica_of(part, elapsed_s) for part in parts)
     total = total_of(ask, parts, replicas)
-    watch = Watches([part.watch for part in parts], ask.slo)
+    times = Watches([part.watch for part in parts], ask.slo)
     router_believes = ask.router.kind == "prefix-aware"
     return FleetResult(
         schema_version=SCHEMA_VERSION,
@@ -90,14 +95,32 @@ def run_fleet(
         else (),
         clock=_clock_info(ask.base.timing, ask.arrival) if ask.clock() is not None else None,
         elapsed_s=elapsed_s,
-        requests_per_s=watch.per_s(watch.requests) if watch.requests else None,
-        output_tokens_per_s=watch.per_s(watch.output_tokens) if watch.requests else None,
-        attained=watch.attained() if watch.requests else None,
+        requests_per_s=times.per_s(times.requests) if times.requests else None,
+        output_tokens_per_s=times.per_s(times.output_tokens) if times.requests else None,
+        attained=times.attained() if times.requests else None,
         host=host_result(ask, together, elapsed_s) if together is not None else None,
         transfer=transfer_result(ask, built, together, elapsed_s) if together is not None else None,
         refused=_refused(parts),
         assumptions=assumptions_of(ask, built.setup, parts),
     )
+
+
+def _watched(ask: FleetAsk, watch: Watch, on_outcome: OnOutcome | None) -> OnOutcome:
+    """Tells ``watch`` how many requests have ended in the whole fleet."""
+    stage = f"{ask.router} x{ask.replicas}"
+    finished = prompt_tokens = hit_tokens = 0
+
+    def see(replica: int, outcome: RequestOutcome) -> None:
+        nonlocal finished, prompt_tokens, hit_tokens
+        finished += 1
+        if outcome.refused is None:
+            prompt_tokens += outcome.prompt_tokens
+            hit_tokens += outcome.hit_tokens
+        watch(stage, Progress(finished, 0, 0, prompt_tokens, hit_tokens, 0), None)
+        if on_outcome is not None:
+            on_outcome(replica, outcome)
+
+    return see
 
 
 def _why(ask: FleetAsk) -> str:
