@@ -232,7 +232,7 @@ def scan(
          p.stops, added, moved, live),
         maps,
         sizes_of,
-        (*sizes, b.split, next_power_of_2(p.most_segments), p.stop_count > 0, tma,
+        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma,
          stages),
         {"num_warps": num_warps},
     )  # fmt: skip

@@ -38,7 +38,7 @@ class Plan:
     chunk_count: int
     segment_count: int
     inner_count: int
-    stop_count: int
+    export_in_loop: bool
     longest_segment_chunks: int
     most_segments: int
 
@@ -159,7 +159,7 @@ def _build(
         len(walk.chunks),
         len(walk.segments),
         len(inner),
-        len(walk.stops) - 1,
+        export_in_loop,
         max(spans),
         max(s[4] for s in walk.segments),
     )

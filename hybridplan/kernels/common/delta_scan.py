@@ -21,12 +21,69 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hybridplan.kernels.common.launch import DOT_DTYPE
+from hybridplan.kernels.common.launch import DOT_DTYPE, INTERPRETED
 from hybridplan.kernels.common.triangular import INVERSE_DTYPE
 
+_INTERPRETED = tl.constexpr(INTERPRETED)
 NEGLIGIBLE_LOG2 = tl.constexpr(-32.0)
 RUN = tl.constexpr(6)
 """Columns of the table of runs."""
+
+
+@triton.jit
+def store_pairs(pointers, x):
+    """Store fp32 x [rows, columns] to ``pointers``, contiguous by rows, from where it is.
+
+    tl.store would first bring x into an order that coalesces best, through shared memory that a
+    pipelined loop has no room for. Here every thread stores its own elements, two at once where
+    they turn out to be neighbours; a product leaves each 32-byte sector to one instruction then.
+    """
+    if _INTERPRETED:
+        tl.store(pointers, x.to(pointers.dtype.element_ty))
+    elif pointers.dtype.element_ty == tl.float32:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred near, even;
+            .reg .s64 apart, low;
+            sub.s64 apart, $3, $2;
+            and.b64 low, $2, 7;
+            setp.eq.s64 near, apart, 4;
+            setp.eq.and.s64 even, low, 0, near;
+            @even st.global.v2.f32 [$2], {$4, $5};
+            @!even st.global.f32 [$2], $4;
+            @!even st.global.f32 [$3], $5;
+            mov.b32 $0, 0;
+            mov.b32 $1, 0;
+            }""",
+            "=r,=r,l,l,f,f",
+            [pointers.to(tl.int64), x],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=2,
+        )
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred near, even;
+            .reg .s64 apart, low;
+            .reg .b16 first, second;
+            sub.s64 apart, $3, $2;
+            and.b64 low, $2, 3;
+            setp.eq.s64 near, apart, 2;
+            setp.eq.and.s64 even, low, 0, near;
+            mov.b32 {first, second}, $4;
+            @even st.global.b32 [$2], $4;
+            @!even st.global.b16 [$2], first;
+            @!even st.global.b16 [$3], second;
+            mov.b32 $0, 0;
+            mov.b32 $1, 0;
+            }""",
+            "=r,=r,l,l,r",
+            [pointers.to(tl.int64), x.to(pointers.dtype.element_ty)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=2,
+        )
 
 
 @triton.jit
@@ -123,9 +180,12 @@ def _walk(
         if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
             if c0 + it == stop:
                 slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
-                kept = tl.where((slot >= 0) & (slot < pool_slots), K, 0)
                 to_slot = pool + slot * pool_stride + hv * (V * K) + ov[:, None] * K + ok[None, :]
-                tl.store(to_slot, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
+                if (slot >= 0) & (slot < pool_slots):
+                    if BK == K:
+                        store_pairs(to_slot, S)
+                    else:
+                        tl.store(to_slot, S.to(pool.dtype.element_ty), mask=mk[None, :])
                 next_stop += 1
                 stop = tl.load(stops + 2 * next_stop)
         Sb = S.to(TILE)
