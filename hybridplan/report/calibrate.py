@@ -89,22 +89,25 @@ def _constants(result: LogFit) -> Table:
     table.add_column("seconds a unit", justify="right", no_wrap=True)
     table.add_column("spread", justify="right", no_wrap=True)
     table.add_column("which is")
+    dense = result.calibration.step_seconds("dense_flop")
     for name, constant in result.calibration.constants.items():
         table.add_row(
             name,
             f"{constant.value:.4g}",
-            "-" if constant.spread is None else f"{constant.spread:.2g}",
-            _meaning(name.removeprefix("step."), constant),
+            f"{constant.spread:.2g}" if constant.spread is not None and constant.value else "-",
+            _meaning(name.removeprefix("step."), constant, dense),
         )
     return table
 
 
-def _meaning(feature: str, constant: Constant) -> str:
+def _meaning(feature: str, constant: Constant, dense: float) -> str:
     if not constant.value:
         return "not told apart from the others by this log"
     if feature in _RATES:
         unit, scale = _RATES[feature]
-        return f"{1 / constant.value / scale:,.0f} {unit} on a rank"
+        floor = feature != "dense_flop" and constant.value == dense
+        at = ", taken from dense_flop: the log does not tell it apart" if floor else ""
+        return f"{1 / constant.value / scale:,.0f} {unit} on a rank{at}"
     return {"step": "once a step", "launches": "a kernel"}[feature] + f", {seconds(constant.value)}"
 
 
