@@ -13,18 +13,20 @@ from hybridplan.cli import COMMANDS, run
 from hybridplan.cli.schema import RESULTS, schema_of, version_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-from schemas import FOLDER, file_of
+from schemas import FOLDER, file_of, shape_of
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "boot.log")
 SHARED = str(ROOT / "docs" / "examples" / "shared_prompt.jsonl")
 AGENTS = str(ROOT / "tests" / "data" / "traces" / "lmcache_agent_derived.jsonl.gz")
+SERVED = ROOT / "tests" / "data" / "traces" / "vllm_request_log_qwen3-30b-a3b.jsonl"
 QWEN = ("--model", "qwen3.8-27b")
 POOL = ("--kv-memory", "42GiB")
 NO_JSON = {"explore", "report", "schema"}
 
 # Schema -> command lines whose documents answer it.
 LINES: dict[str, list[list[str]]] = {
+    "calibrate": [["calibrate", "log.jsonl", "--model", "qwen3-30b-a3b", "--gpu", "rtx-pro-6000"]],
     "compare": [["compare", "--trace", SHARED, *QWEN, *POOL]],
     "curve": [["sweep", "--curve", "memory", "--trace", SHARED, *QWEN]],
     "error": [["ledger", "nobody"], ["plan", "qwen3.8-27b"], ["fit"]],
@@ -32,6 +34,13 @@ LINES: dict[str, list[list[str]]] = {
                     ["explain-log", LOG]],
     "fit": [["fit", "qwen3.8-27b", "--gpu", "h100", "--max-num-seqs", "256"],
             ["fit", "qwen3.8-27b", "--gpu", "rtx4090"]],
+    "fleet": [["simulate", "--trace", AGENTS, "--limit", "40", "--gpu", "l4", "--replicas", "2"],
+              ["simulate", "--trace", AGENTS, "--limit", "40", "--gpu", "l4", "--replicas", "2",
+               "--router", "all"],
+              ["simulate", "--trace", AGENTS, "--limit", "40", "--gpu", "l4", "--arrival", "timed",
+               "--session-gap", "1", "--find-replicas", "--slo", "ttft=9s"],
+              ["simulate", "--trace", AGENTS, "--limit", "40", "--gpu", "l4", "--prefill-replicas",
+               "1", "--decode-replicas", "1", "--host-gib", "1"]],
     "help": [["help"], ["help", "units"]],
     "ledger": [["ledger", "glm-5.3-flash", "--tp", "4", "--drafts", "2"],
                ["ledger", "qwen3.5-0.8b", "--explain", "all"],
@@ -64,7 +73,10 @@ def test_documents_answer_their_schema(
     if name == "measure":
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    assert run([*line, "--json"]) == (2 if name == "error" else 1 if "rtx4090" in line else 0)
+    if name == "calibrate":
+        served = SERVED.read_text(encoding="utf-8").splitlines(keepends=True)
+        Path("log.jsonl").write_text("".join(served[:30]), encoding="utf-8")
+    assert (run([*line, "--json"]) == 2) is (name == "error")
     document = json.loads(capsys.readouterr().out)
     schema = schema_of(name)
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -74,14 +86,14 @@ def test_documents_answer_their_schema(
 
 def test_every_schema_has_a_document() -> None:
     assert set(LINES) == set(RESULTS)
-    assert set(RESULTS) - {"curve", "error"} == set(COMMANDS) - NO_JSON
+    assert set(RESULTS) - {"curve", "error", "fleet"} == set(COMMANDS) - NO_JSON
 
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_schema_changes_with_its_version(name: str) -> None:
     path = file_of(name)
     assert path.exists(), "run python tests/release/schemas.py"
-    assert json.loads(path.read_text(encoding="utf-8")) == schema_of(name), (
+    assert json.loads(path.read_text(encoding="utf-8")) == shape_of(name), (
         f"the JSON of {name} changed: raise SCHEMA_VERSION in {RESULTS[name][0]} and run "
         "python tests/release/schemas.py"
     )
