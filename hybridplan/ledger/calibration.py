@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hybridplan.errors import InputError
-from hybridplan.ledger.gpu import Gpu, find_gpu
+from hybridplan.ledger.gpu import Gpu, find_gpu, gpus
 from hybridplan.ledger.work.features import FEATURES
 
 SCHEMA_VERSION = 1
@@ -128,6 +128,14 @@ def preset(gpu: Gpu, flop_dtype: str = "bf16") -> Calibration:
         mean_error=None,
         worst_error=None,
     )
+
+
+def card_of(calibration: Calibration) -> Gpu | None:
+    """The published card of a calibration, by its title or its name; None for an unknown one."""
+    plain = calibration.card.lower().removeprefix("nvidia ").replace(" ", "-")
+    known = gpus()
+    by_title = {gpu.title: gpu for gpu in known.values()}
+    return by_title.get(calibration.card) or known.get(plain)
 
 
 def read_calibration(text: str, flop_dtype: str = "bf16") -> Calibration:

@@ -35,6 +35,7 @@ from hybridplan.sim.setup import Built, EngineAsk, build
 from hybridplan.sim.time.answer import Replays, clock_of, time_result
 from hybridplan.sim.time.ask import TimeAsk
 from hybridplan.sim.time.load import assumptions as clock_assumptions
+from hybridplan.sim.time.load import other_card
 from hybridplan.sim.time.result import Capacity, TimeResult, Worth
 from hybridplan.sim.time.stopwatch import Stopwatch
 from hybridplan.sim.timeline import Timeline
@@ -281,6 +282,7 @@ def _result(
         assumptions.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
     if main.clock is not None:
         assumptions += clock_assumptions(main.clock, ask.engine.spec, main.replay.engine)
+        assumptions += other_card(main.clock, setup.memory.gpu if setup.memory else None)
     elif isinstance(ask.arrival, Timed) and ask.arrival == Timed(speed=ask.arrival.speed):
         assumptions.append(
             "step times stand in for a device; timed:TOKENS_PER_S:STEP_S sets them, --calibration"

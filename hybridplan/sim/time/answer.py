@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hybridplan.errors import HybridplanError
-from hybridplan.ledger.calibration import Calibration
-from hybridplan.ledger.gpu import Gpu, gpus
+from hybridplan.ledger.calibration import card_of
 from hybridplan.ledger.work.features import FEATURES
 from hybridplan.sim.arrival import Arrival, Timed
 from hybridplan.sim.replay import Engine, Progress, Replay
@@ -201,7 +200,7 @@ def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisa
         return None
     busy_s = server.busy / clock.ticks_per_s
     flop = spent.dense_flop + spent.attention_flop + spent.scan_flop
-    gpu = _card(clock.calibration)
+    gpu = card_of(clock.calibration)
     bytes_per_s, flop_per_s = spent.bytes / busy_s, flop / busy_s
     rate = gpu.flops_per_s.get("bf16") if gpu else None
     return Utilisation(
@@ -220,14 +219,6 @@ def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisa
         bandwidth_share=bytes_per_s / gpu.bandwidth_bytes_per_s if gpu else None,
         flop_share=flop_per_s / rate if rate else None,
     )
-
-
-def _card(calibration: Calibration) -> Gpu | None:
-    """The published card of a calibration, by its title or its name; None for an unknown one."""
-    plain = calibration.card.lower().removeprefix("nvidia ").replace(" ", "-")
-    known = gpus()
-    by_title = {gpu.title: gpu for gpu in known.values()}
-    return by_title.get(calibration.card) or known.get(plain)
 
 
 def _ranks(engine: EngineAsk) -> int:

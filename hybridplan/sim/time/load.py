@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hybridplan.config.spec import ModelSpec
-from hybridplan.ledger.calibration import Calibration, read_calibration
+from hybridplan.ledger.calibration import Calibration, card_of, read_calibration
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.work.model import work_model
 from hybridplan.sim.time.clock import StepClock
 
@@ -63,6 +64,14 @@ def assumptions(clock: StepClock, spec: ModelSpec, engine: Engine | None = None)
         )
     said.append("tokenisation, HTTP, the network and the host's own scheduling take no time")
     return tuple(said)
+
+
+def other_card(clock: StepClock, pool_gpu: str | None) -> tuple[str, ...]:
+    """A sentence where the pool is sized for one card and the steps are timed on another."""
+    card = card_of(clock.calibration)
+    if pool_gpu is None or card is None or find_gpu(pool_gpu) is card:
+        return ()
+    return (f"the pool is sized for {pool_gpu}, the steps are those of {card.title}",)
 
 
 def _preset(made: Calibration) -> str:
