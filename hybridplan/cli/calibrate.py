@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,7 +76,8 @@ def _calibrate(
         replayed._engine_flags(deployment, given),
         replayed._memory(name, given),
     )
-    result = fit_log(FitAsk(read_log(log), asked, fit_share, split, card))
+    on_round = _show if sys.stderr.isatty() else None
+    result = fit_log(FitAsk(read_log(log), asked, fit_share, split, card), on_round=on_round)
     if save is not None:
         write(result.calibration, save)
     if json:
@@ -87,6 +89,11 @@ def _calibrate(
 
         print_report(*screen(result))
     return 0 if result.holds else 1
+
+
+def _show(replay: int) -> None:
+    sys.stderr.write(f"\rreplay {replay} \r")
+    sys.stderr.flush()
 
 
 def _simulate_defaults() -> dict[str, Any]:

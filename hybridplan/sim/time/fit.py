@@ -7,10 +7,6 @@ that the replay did in it times unknown constants, and these equations are solve
 that are nowhere negative. The next replay runs on the solution, until the intervals it predicts
 stand still.
 
-Errors count relative to the logged interval. Times to first token scatter far more than decode
-intervals (they hang on where in a step a request arrives), so each kind is weighed by its own
-scatter, and requests far outside it pull with a bounded force (Huber).
-
 Requests that are judged take part in every replay, as load: their arrivals and lengths are used,
 their tokens' stamps are not.
 """
@@ -19,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log, sqrt
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -33,21 +28,17 @@ from hybridplan.sim.outcome import RequestOutcome
 from hybridplan.sim.result import Setup
 from hybridplan.sim.setup import EngineAsk, build
 from hybridplan.sim.time.clock import StepClock
-from hybridplan.sim.time.fit_judge import Judged, Single, judge, percentile, singles
+from hybridplan.sim.time.fit_judge import Judged, Single, judge, singles
 from hybridplan.sim.time.fit_log import Logged, RequestLog
 from hybridplan.sim.time.fit_replay import Replayed, replay_log
-from hybridplan.sim.time.fit_solve import Equations, equations, solve
+from hybridplan.sim.time.fit_round import Interval, Round, moved
 
 Split: TypeAlias = Literal["time", "alternate"]
 SPLITS: tuple[Split, ...] = ("time", "alternate")
 SCHEMA_VERSION = 1
 _FIRST_GUESS = "h100"
-_NO_CHEAPER_THAN_DENSE = ("attention_flop", "scan_flop")
 _MOST_ROUNDS = 12
 _STILL = 2e-3
-_HUBER = 1.5
-_LEAST_SCATTER = 1e-3
-_GROUPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,86 +83,6 @@ class LogFit:
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    """Of one fitted request: what the log and the replay say it took, and the work in it."""
-
-    kind: Literal["waiting", "decoding"]
-    logged_s: float
-    predicted_s: float
-    counts: Sequence[float]
-
-    @property
-    def error(self) -> float:
-        return self.predicted_s / self.logged_s - 1
-
-
-class _Round:
-    """One replay and the constants that its intervals ask for."""
-
-    def __init__(
-        self,
-        constants: Mapping[str, float],
-        outcomes: Sequence[RequestOutcome],
-        intervals: Sequence[_Interval],
-    ) -> None:
-        self.constants = constants
-        self.outcomes = outcomes
-        self.intervals = intervals
-        errors: dict[str, list[float]] = {}
-        for interval in intervals:
-            errors.setdefault(interval.kind, []).append(abs(interval.error))
-        self._scatter = {
-            kind: max(percentile(sizes, 50), _LEAST_SCATTER) for kind, sizes in errors.items()
-        }
-        self.loss = sum(len(errors[kind]) * log(size) for kind, size in self._scatter.items())
-
-    def equations(self, names: Sequence[str], intervals: Sequence[_Interval]) -> Equations:
-        """Weighed equations of some of the intervals."""
-        rows, targets = [], []
-        for interval in intervals:
-            scatter = self._scatter[interval.kind]
-            bounded = min(1.0, _HUBER * scatter / max(abs(interval.error), 1e-12))
-            weight = sqrt(bounded) / scatter
-            counts = dict(zip(FEATURES, interval.counts, strict=True))
-            for dearer in _NO_CHEAPER_THAN_DENSE:
-                counts["dense_flop"] += counts[dearer]
-            rows.append([weight * counts[name] / interval.logged_s for name in names])
-            targets.append(weight)
-        return equations(rows, targets, len(names))
-
-    def scaled(self) -> dict[str, float]:
-        """The same constants, all times one factor that mends the middle decode interval."""
-        ratios = [i.logged_s / i.predicted_s for i in self.intervals if i.kind == "decoding"]
-        factor = percentile(ratios, 50) if ratios else 1.0
-        return {name: value * factor for name, value in self.constants.items()}
-
-    def solution(self, names: Sequence[str]) -> dict[str, float]:
-        """Constants by feature."""
-        return _constants(names, self.equations(names, self.intervals))
-
-    def spreads(self, names: Sequence[str]) -> dict[str, float]:
-        """Half the range of the constants when each tenth of the intervals is left out."""
-        whole = self.equations(names, self.intervals)
-        found = []
-        for group in range(_GROUPS):
-            part = self.equations(names, self.intervals[group::_GROUPS])
-            found.append(_constants(names, whole.minus(part)))
-        return {
-            name: (max(each[name] for each in found) - min(each[name] for each in found)) / 2
-            for name in names
-        }
-
-
-def _constants(names: Sequence[str], given: Equations) -> dict[str, float]:
-    """Constants by feature, attention and recurrent FLOP no cheaper than those of products."""
-    found = dict(zip(names, solve(given), strict=True))
-    for dearer in _NO_CHEAPER_THAN_DENSE:
-        if dearer in found:
-            found[dearer] += found["dense_flop"]
-    return found
-
-
 def fit_log(ask: FitAsk, *, on_round: Callable[[int], None] | None = None) -> LogFit:
     """Fit constants to a part of a log and judge them on the rest.
 
@@ -186,15 +97,15 @@ def fit_log(ask: FitAsk, *, on_round: Callable[[int], None] | None = None) -> Lo
     built = build(ask.engine)
     guess = preset(find_gpu(_FIRST_GUESS))
     constants = {name: guess.step_seconds(name) for name in names}
-    rounds: list[_Round] = []
+    rounds: list[Round] = []
     settled = False
     while len(rounds) < _MOST_ROUNDS and not settled:
         if on_round is not None:
             on_round(len(rounds) + 1)
         clock = StepClock(model, _calibration(constants))
         replayed = replay_log(requests, lambda: built.engine(losses=False), clock)
-        found = _Round(constants, replayed.outcomes, _intervals(requests, replayed, taken))
-        settled = bool(rounds) and _moved(rounds[-1], found) < _STILL
+        found = Round(constants, replayed.outcomes, _intervals(requests, replayed, taken))
+        settled = bool(rounds) and moved(rounds[-1], found) < _STILL
         rounds.append(found)
         constants = found.solution(names) if len(rounds) > 1 else found.scaled()
     best = rounds[-1] if settled else min(rounds, key=lambda found: found.loss)
@@ -218,7 +129,7 @@ def _taken(count: int, share: float, split: Split, constants: int) -> list[bool]
 
 def _intervals(
     requests: Sequence[Logged], replayed: Replayed, taken: Sequence[bool]
-) -> list[_Interval]:
+) -> list[Interval]:
     found = []
     for index, (logged, outcome) in enumerate(zip(requests, replayed.outcomes, strict=True)):
         if not taken[index] or outcome.ttft_s is None or outcome.e2e_s is None:
@@ -226,23 +137,12 @@ def _intervals(
         decoding_s = logged.last_token_s - logged.first_token_s
         if logged.ttft_s > 0:
             counts = replayed.waiting[index]
-            found.append(_Interval("waiting", logged.ttft_s, outcome.ttft_s, counts))
+            found.append(Interval(index, "waiting", logged.ttft_s, outcome.ttft_s, counts))
         if decoding_s > 0:
             counts = replayed.decoding[index]
             predicted_s = outcome.e2e_s - outcome.ttft_s
-            found.append(_Interval("decoding", decoding_s, predicted_s, counts))
+            found.append(Interval(index, "decoding", decoding_s, predicted_s, counts))
     return found
-
-
-def _moved(before: _Round, now: _Round) -> float:
-    """By how much the middle one of all intervals changed."""
-    return percentile(
-        [
-            abs(b.predicted_s / a.predicted_s - 1)
-            for a, b in zip(before.intervals, now.intervals, strict=True)
-        ],
-        50,
-    )
 
 
 def _result(
@@ -251,7 +151,7 @@ def _result(
     model: WorkModel,
     names: Sequence[str],
     taken: Sequence[bool],
-    best: _Round,
+    best: Round,
     rounds: int,
     settled: bool,
 ) -> LogFit:
