@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hybridplan.report.simulate import _pool
 from hybridplan.report.simulate_time import _attained, seconds
 from hybridplan.report.units import size
 from hybridplan.sim.fleet.result import (
@@ -133,12 +134,7 @@ def _set(result: FleetResult, *, tried: bool = False, many: bool = False) -> Tab
     grid = _grid()
     if not tried:
         grid.add_row("Fleet", Text(_fleet(result, many)))
-    block = f"{size(setup.bytes_per_block)} a block of {setup.block_tokens:,} tokens"
-    if setup.num_blocks is None:
-        grid.add_row("Pool", Text(f"unlimited at each replica; {block}"))
-    else:
-        total = size(setup.num_blocks * setup.bytes_per_block)
-        grid.add_row("Pool", Text(f"{setup.num_blocks:,} blocks, {total} a rank, at each; {block}"))
+    grid.add_row("Each", Text(_pool(setup)))
     if tried:
         grid.add_row("Router", Text(str(result.router)))
     grid.add_row("Arrival", Text(result.arrival))
@@ -230,13 +226,16 @@ def _percentiles(found: Latencies | None) -> list[str]:
 
 
 def _decoders(decoders: tuple[ReplicaResult, ...]) -> Table:
-    table = _table(("replica", "requests", "output tokens", "most at once", "preempted", "busy"))
+    table = _table(
+        ("replica", "requests", "output tokens", "most at once", "waiting", "preempted", "busy")
+    )
     for decoder in decoders[:_MOST_ROWS]:
         table.add_row(
             decoder.name,
             f"{decoder.requests:,}",
             f"{decoder.output_tokens:,}",
             f"{decoder.peak_running:,}",
+            f"{decoder.peak_waiting:,}",
             f"{decoder.preemptions:,}",
             _share(decoder.busy_share),
         )
@@ -322,6 +321,8 @@ def _host(found: HostResult) -> str:
         f"have been slower than computing; {size(found.stored_bytes)} stored, "
         f"{found.evicted_blocks:,} blocks forgotten"
     )
+    if found.stateless_tokens:
+        said += f"; {found.stateless_tokens:,} tokens had KV there or on the device and no state"
     if found.link_busy_share is not None:
         said += f"; busiest link {_share(found.link_busy_share)} of the time"
     return said

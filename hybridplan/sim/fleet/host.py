@@ -126,7 +126,8 @@ class HostTier:
     """The host tier of one engine. Listens to its pool; changes it in ``restore`` only.
 
     What was loaded for a request (``loaded``) is put on the device when the scheduler looks the
-    request up, so that it takes no room before.
+    request up, so that it takes no room before. ``stateless_tokens`` adds up, over requests asked
+    for, the KV on device or host behind the last usable state.
     """
 
     def __init__(self, engine: ReplayedVllm, capacity_bytes: int, block_bytes: int) -> None:
@@ -134,6 +135,7 @@ class HostTier:
         self._engine = engine.engine
         self._pool = engine.engine.pool
         self._both = Coordinator(engine.config, _UnitedPool(self._pool, self.store))
+        self.stateless_tokens = 0
         self._asked = 0
         self._loads: dict[int, Load] = {}
         coordinator = engine.engine.scheduler.coordinator
@@ -162,6 +164,7 @@ class HostTier:
         )
         device = self._on_device(sequence)
         both = self._both.lookup(sequence)
+        self.stateless_tokens += both.kv_hit_tokens - both.hit_tokens
         if both.hit_tokens <= device.hit_tokens:
             return None
         blocks, _ = self._parts(both)

@@ -88,7 +88,8 @@ class HostResult:
     """The host tiers of all replicas together; bytes and blocks of one rank of each.
 
     ``loads`` were taken, ``declined`` ones would have taken longer than computing. Loaded bytes
-    pay for ``host_tokens`` of hits. ``link_busy_share`` is the busiest link's.
+    pay for ``host_tokens`` of hits. ``stateless_tokens`` of prompts had KV on device or host and
+    no state to start from. ``link_busy_share`` is the busiest link's.
     """
 
     capacity_bytes: int
@@ -99,6 +100,7 @@ class HostResult:
     stored_bytes: int
     evicted_blocks: int
     host_tokens: int
+    stateless_tokens: int
     link_busy_share: float | None
 
 

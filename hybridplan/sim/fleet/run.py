@@ -28,7 +28,6 @@ from hybridplan.sim.setup import build
 from hybridplan.sim.time.answer import _clock_info
 
 OTHER_REPLICA = "other_replica"
-_OTHER_SENTENCE = "the fleet had seen it, but not the replica that the request was sent to"
 
 
 def run_fleet(
@@ -88,7 +87,7 @@ def run_fleet(
         total=total,
         imbalance=_imbalance(replicas),
         ceiling_tokens=ceiling,
-        losses=_losses(parts, ceiling),
+        losses=_losses(parts, ceiling, has_host=ask.host is not None),
         believed_tokens=sum(part.believed_tokens for part in parts) if router_believes else None,
         references=(one_large_replica(ask, built.setup),)
         if ask.references and ask.replicas > 1
@@ -221,7 +220,7 @@ def _over_mean(values: Sequence[float]) -> float:
     return max(values) * len(values) / total if total else 1.0
 
 
-def _losses(parts: Sequence[Part], ceiling: int | None) -> tuple[FleetLoss, ...]:
+def _losses(parts: Sequence[Part], ceiling: int | None, *, has_host: bool) -> tuple[FleetLoss, ...]:
     """Causes, largest first: what no cache of a replica could know, then each engine's own."""
     if ceiling is None or any(part.summary.ceiling_tokens is None for part in parts):
         return ()
@@ -237,10 +236,18 @@ def _losses(parts: Sequence[Part], ceiling: int | None) -> tuple[FleetLoss, ...]
             name,
             count,
             count / total,
-            _OTHER_SENTENCE if name == OTHER_REPLICA else LossCause(name).sentence,
+            _sentence(name, has_host),
         )
         for count, name in ranked
     )
+
+
+def _sentence(cause: str, has_host: bool) -> str:
+    if cause == OTHER_REPLICA:
+        return "the fleet had seen it, but not the replica that the request was sent to"
+    if cause == LossCause.EVICTED.value and has_host:
+        return "it had left the device, and the host had no state to start from, or not all of it"
+    return LossCause(cause).sentence
 
 
 def _refused(parts: Sequence[Part]) -> tuple[Refused, ...]:

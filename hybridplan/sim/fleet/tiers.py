@@ -65,6 +65,7 @@ def host_result(ask: FleetAsk, together: Together, elapsed_s: float | None) -> H
         stored_bytes=sum(store.stored_blocks * store.block_bytes for store in stores),
         evicted_blocks=sum(store.evictions for store in stores),
         host_tokens=sum(part.host_tokens for part in together.parts),
+        stateless_tokens=sum(host.tier.stateless_tokens for host in hosts),
         link_busy_share=_busiest(
             (host.link for host in hosts), together.fleet.ticks_per_s, elapsed_s
         ),
