@@ -173,6 +173,13 @@ def test_what_cannot_be_timed_is_refused(
     assert words in refusal(capsys, "--trace", AGENTS, *arguments)
 
 
+def test_a_curve_knows_no_times(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--model", "qwen3.5-0.8b", "--set", "calibration=preset:h200")
+    arguments = ("--curve", "memory", "--trace", AGENTS, *more)
+    assert run(["sweep", *arguments]) == 2
+    assert "knows no times; drop calibration preset:h200" in capsys.readouterr().err
+
+
 def test_two_step_times_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--arrival", "timed:1000:0.1", "--calibration", "preset:l4")
     assert "both say what a step takes" in refusal(capsys, "--trace", MOONCAKE, *arguments)

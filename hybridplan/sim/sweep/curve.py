@@ -103,6 +103,12 @@ def memory_curve(
             f"a curve replays requests one at a time, not {base['arrival']}; drop the arrival, or"
             " sweep --kv-memory over the sizes wanted"
         )
+    timed = next((name for name in ("calibration", "rate") if base.get(name) is not None), None)
+    if timed is not None:
+        raise InputError(
+            f"a curve is of hit rates and knows no times; drop {timed} {base[timed]}, or sweep"
+            " --kv-memory over the sizes wanted"
+        )
     spec = model_of(str(base["model"]))
     work = _Work(base, spec, open_settings_trace(base), watch)
     memories = _sizes(sizes) or work.spread()

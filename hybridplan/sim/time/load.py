@@ -49,6 +49,8 @@ def assumptions(clock: StepClock, spec: ModelSpec, engine: Engine | None = None)
             " seconds a byte and a FLOP, not of a model"
         )
     said += clock.model.notes
+    if engine is not None and "host tier" in engine.name:
+        said.append("loads from the host tier take no time")
     if engine is None:
         pass
     elif engine.name.startswith("sglang"):
