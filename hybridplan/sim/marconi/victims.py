@@ -83,7 +83,8 @@ class Victims:
         efficiency_span = most - least
         best = float("inf")
         tied: list[Node] = []
-        for efficiency, _, node in self.by_efficiency if alpha > 0 else self.by_efficiency[::-1]:
+        rising = self.by_efficiency if alpha > 0 else self.by_efficiency[::-1]
+        for efficiency, _, node in rising:
             weighted = alpha * ((efficiency - least) / efficiency_span if efficiency_span else 1.0)
             if weighted > best:
                 break
@@ -102,9 +103,11 @@ def _ends(
     order: Sequence[tuple[_Value, int, Node]], spared: Set[Node | None]
 ) -> tuple[_Value, _Value] | None:
     """The least and the greatest value of those not spared."""
-    if spared:
-        order = [entry for entry in order if entry[2] not in spared]
-    return (order[0][0], order[-1][0]) if order else None
+    if not spared:
+        return (order[0][0], order[-1][0]) if order else None
+    first = next((entry for entry in order if entry[2] not in spared), None)
+    last = next((entry for entry in reversed(order) if entry[2] not in spared), None)
+    return None if first is None or last is None else (first[0], last[0])
 
 
 def _move(
