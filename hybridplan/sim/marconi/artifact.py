@@ -63,7 +63,8 @@ class Walk:
         return self.last.end != self.reusable_tokens
 
     def follow(self, root: Node, end: int, stray: bool = True) -> None:
-        """Walk on through the first ``end`` tokens; not fewer than before, in the same tree."""
+        """Walk on through the first ``end`` tokens: not fewer than before, in an unchanged tree.
+        Without ``stray`` it stops at a fork, as inserting does."""
         if self.ended:
             return
         if self.fork is not None:
