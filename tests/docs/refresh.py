@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from shown import ELISION, collect, pages
-from test_commands import FILES, ROOT
+from test_commands import ROOT, furnish
 
 from hybridplan.cli import run
 
@@ -49,10 +49,7 @@ def refresh(path: Path) -> None:
 def main(names: list[str]) -> None:
     asked = [Path(name).resolve() for name in names] or pages(ROOT)
     with tempfile.TemporaryDirectory() as place:
-        for name in ("tests", "model_configs", "docs", "benchmarks"):
-            (Path(place) / name).symlink_to(ROOT / name)
-        for name, source in FILES.items():
-            (Path(place) / name).symlink_to(source)
+        furnish(Path(place))
         os.chdir(place)
         for path in asked:
             refresh(path)

@@ -20,6 +20,17 @@ FILES = {
     "boot.log": ROOT / "docs" / "examples" / "boot.log",
     "grid.yaml": ROOT / "docs" / "examples" / "grid.yaml",
 }
+SERVED = ROOT / "tests" / "data" / "traces" / "vllm_request_log_qwen3-30b-a3b.jsonl"
+
+
+def furnish(place: Path) -> None:
+    """Put the repository's folders into ``place``, and the files that pages name without a path."""
+    for name in ("tests", "model_configs", "docs", "benchmarks"):
+        (place / name).symlink_to(ROOT / name)
+    for name, source in FILES.items():
+        (place / name).symlink_to(source)
+    served = SERVED.read_text(encoding="utf-8").splitlines(keepends=True)
+    (place / "log.jsonl").write_text("".join(served[:30]), encoding="utf-8")
 
 
 def everything() -> list[Shown]:
@@ -53,10 +64,7 @@ RUN = runnable()
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which the repository's files are seen, and where outputs land."""
-    for name in ("tests", "model_configs", "docs", "benchmarks"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    for name, source in FILES.items():
-        (tmp_path / name).symlink_to(source)
+    furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path

@@ -22,6 +22,8 @@ AGENTS = str(ROOT / "tests" / "data" / "traces" / "lmcache_agent_derived.jsonl.g
 SERVED = ROOT / "tests" / "data" / "traces" / "vllm_request_log_qwen3-30b-a3b.jsonl"
 QWEN = ("--model", "qwen3.8-27b")
 POOL = ("--kv-memory", "42GiB")
+FLEET = ("--trace", AGENTS, "--limit", "20", "--drop-empty", "--gpu", "l4", "--arrival", "timed",
+         "--session-gap", "1", "--calibration", "preset")  # fmt: skip
 NO_JSON = {"explore", "report", "schema"}
 
 # Schema -> command lines whose documents answer it.
@@ -41,6 +43,9 @@ LINES: dict[str, list[list[str]]] = {
                "--session-gap", "1", "--find-replicas", "--slo", "ttft=9s"],
               ["simulate", "--trace", AGENTS, "--limit", "40", "--gpu", "l4", "--prefill-replicas",
                "1", "--decode-replicas", "1", "--host-gib", "1"]],
+    "fleet": [["simulate", *FLEET, "--replicas", "2", "--router", "prefix-aware"],
+              ["simulate", *FLEET, "--replicas", "2", "--router", "all"],
+              ["simulate", *FLEET, "--find-replicas", "--slo", "ttft=20s"]],
     "help": [["help"], ["help", "units"]],
     "ledger": [["ledger", "glm-5.3-flash", "--tp", "4", "--drafts", "2"],
                ["ledger", "qwen3.5-0.8b", "--explain", "all"],
