@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hybridplan.errors import InputError
 from hybridplan.ledger.calibration import KIND, SCHEMA_VERSION, Calibration, Constant, load, save
-from hybridplan.measure.result import Sense, compared
+from hybridplan.measure.result import Sense, compared, noted
 
 CALIBRATION = Calibration(
     SCHEMA_VERSION, KIND, "m", "card", "580", {"torch": "2"}, "2026-11-29", {"sm": 1980},
@@ -45,6 +45,30 @@ def test_verdict(
     check = compared("c", "n", "w", predicted, measured, "u", tolerance, "h", sense=sense)
     assert check.verdict == verdict
     assert check.measured is None or math.isfinite(check.measured)
+
+
+@pytest.mark.parametrize(
+    "predicted,measured,spread,said",
+    [
+        pytest.param(math.nan, 1.0, 0.1, "the prediction is not a finite number", id="prediction"),
+        pytest.param(
+            1.0, math.nan, 0.1, "the measurement is not a finite number", id="measurement"
+        ),
+        pytest.param(1.0, 1.0, math.inf, "the spread is not a finite number", id="spread"),
+    ],
+)
+def test_no_number_is_outside_and_fits_into_json(
+    predicted: float, measured: float, spread: float, said: str
+) -> None:
+    check = compared("c", "n", "w", predicted, measured, "u", 0.5, "h", spread=spread)
+    assert check.verdict == "outside"
+    assert check.notes == (said,)
+    json.dumps(asdict(check), allow_nan=False)
+
+
+def test_a_figure_without_prediction_that_is_no_number_failed() -> None:
+    assert noted("c", "n", "w", 2.0, "u", "h").verdict == "noted"
+    assert noted("c", "n", "w", math.inf, "u", "h").verdict == "failed"
 
 
 @given(st.floats(0.1, 1e9), st.floats(0.1, 1e9), st.floats(0, 2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +18,12 @@ import hybridplan.cli as cli
 from hybridplan.cli.measure import with_index
 from hybridplan.config.find import load
 from hybridplan.errors import InputError, MissingExtraError
+from hybridplan.ledger.calibration import Constant
 from hybridplan.measure import device as devices
-from hybridplan.measure import extras, runner
+from hybridplan.measure import extras, hf, runner
 from hybridplan.measure.context import Context
 from hybridplan.measure.gates import GateError, Gates
-from hybridplan.measure.result import Check, Clocks, compared
+from hybridplan.measure.result import Check, Clocks, Point, Series, compared
 from hybridplan.report.document import document
 from tests.measure.rehearsal import make_context
 
@@ -92,6 +95,80 @@ def test_out_of_memory_says_what_was_asked_and_what_is_free(
         "2.00 GiB was asked for, 5,000 of 80,000 bytes are free, 70,000 are our own",
     )
     assert result.checks[1].verdict == "within"
+
+
+class LostCard:
+    """A torch whose device has had an illegal access: every call on it raises."""
+
+    class cuda:  # noqa: N801 - torch's name
+        @staticmethod
+        def synchronize(_: Any) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+
+def test_a_lost_device_is_said_in_one_sentence() -> None:
+    context = make_context(Context, "qwen3.5-0.8b", timed=False)
+    assert runner._settle(torch, context, "first") == ""
+    context.device = torch.device("cuda", 0)
+    assert runner._settle(LostCard, context, "decode against context") == (
+        "the device broke in an earlier check (decode against context): CUDA error: an illegal "
+        "memory access was encountered"
+    )
+
+
+def test_after_a_lost_device_the_other_checks_fail_without_running(
+    checks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_settle", lambda *_: "the device broke")
+    checks(first=_good, second=_raises(AssertionError("must not run")))
+    result = runner.run(ASK)
+    assert [(c.verdict, c.notes) for c in result.checks] == [
+        ("within", ()),
+        ("failed", ("the device broke",)),
+    ]
+
+
+def test_curves_and_constants_keep_numbers_only() -> None:
+    curve = Series("decode", "n", "x", "y", (
+        Point(1.0, 2.0, math.nan), Point(2.0, math.inf, 3.0), Point(3.0, 4.0, 5.0),
+    ))  # fmt: skip
+    assert runner._finite_points(curve).points == (Point(1.0, 2.0), Point(3.0, 4.0, 5.0))
+    kept = runner._finite_constants({
+        "b": Constant(math.nan, "s", None, ""), "a": Constant(1.0, "s", math.inf, ""),
+    })  # fmt: skip
+    assert kept == {"a": Constant(1.0, "s", None, "")}
+
+
+def test_models_run_with_the_functions_written_beside_their_class() -> None:
+    home = ModuleType("a_model")
+
+    def plain() -> str:
+        return "torch"
+
+    @functools.wraps(plain)
+    def faster() -> str:
+        return "fla"
+
+    plain.__module__ = faster.__module__ = "a_model"
+    home.rule = faster  # type: ignore[attr-defined]
+    module = type("Model", (), {"__module__": "a_model"})()
+    sys.modules["a_model"] = home
+    try:
+        with hf.own_functions(module):
+            assert home.rule() == "torch"
+        assert home.rule() == "fla"
+    finally:
+        del sys.modules["a_model"]
+
+
+def test_tf32_is_off_inside_and_as_it_was_after() -> None:
+    def switches() -> tuple[bool, bool]:
+        return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+    before = switches()
+    with hf.exact_products():
+        assert switches() == (False, False)
+    assert switches() == before
 
 
 def test_an_interrupt_leaves_a_valid_partial_result(checks: Callable[..., None]) -> None:
