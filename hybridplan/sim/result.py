@@ -114,7 +114,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Waiting and preemption. ``waited_s`` and ``elapsed_s`` exist with timed arrival only."""
+    """Waiting and preemption. ``waited_s`` and ``elapsed_s`` exist on a clock only."""
 
     requests_waited: int
     waited_steps: int

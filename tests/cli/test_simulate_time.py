@@ -74,6 +74,16 @@ def test_json_holds_the_times_and_where_they_come_from(capsys: pytest.CaptureFix
     assert time["offered_per_s"] is None
 
 
+def test_json_answers_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    from hybridplan.cli.schema import schema_of
+
+    slo = ("--slo", "ttft=1s", "--slo-share", "0.5", "--find-rate", "--rate-tolerance", "0.9")
+    found = answer(capsys, *CHATS, "--limit", "30", *slo)
+    assert found["time"]["capacity"]["probes"]
+    jsonschema.Draft202012Validator(schema_of("simulate")).validate(found)
+
+
 def test_exit_code_is_1_where_the_slo_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*CLOSED, "--calibration", "preset:l4", "--no-baseline", "--slo", "tpot=1us")
     assert run(["simulate", *arguments]) == 1

@@ -139,7 +139,7 @@ def test_commands(settings: dict[str, object], command: str) -> None:
 
 NO_FLAG = {
     "trace", "model", "engine", "gpu", "weights_memory", "accepted_drafts", "arrival",
-    "session_gap", *TRACE_OPTIONS,
+    "session_gap", "calibration", "rate", *TRACE_OPTIONS,
 }  # fmt: skip
 
 
