@@ -53,6 +53,9 @@ _GRAPHS = typer.Option("--graph-memory", help="CUDA graphs on a rank.")
 _REPLAY = typer.Option("--replayssm", help="SGLang: off, decode or verify. vLLM: ring length.")
 _HOST_RATIO = typer.Option("--hicache-ratio", help="SGLang: host tier over device.")
 _HOST_SIZE = typer.Option("--hicache-size", help="SGLang: host tier, as in 64GB.")
+_PREFILL = typer.Option("--chunked-prefill-size", help="SGLang: tokens of one prefill step.")
+_PATH = typer.Option("--mamba-max-states-per-path", help="SGLang: states on a path at most.")
+_TRACK = typer.Option("--mamba-track-interval", help="SGLang: tokens between decode's states.")
 _STRATEGY = typer.Option("--mamba-radix-cache-strategy", help="SGLang: auto, no_buffer, ...")
 _RATIO = typer.Option("--mamba-full-memory-ratio", help="SGLang: state bytes over KV bytes.")
 _SLOTS = typer.Option("--max-mamba-cache-size", help="SGLang: state slots, given.")
@@ -149,6 +152,9 @@ def _simulate(
     max_mamba_cache_size: Annotated[int | None, _SLOTS] = None,
     max_running_requests: Annotated[int | None, _RUNNING] = None,
     page_size: Annotated[int | None, _PAGE] = None,
+    chunked_prefill_size: Annotated[int | None, _PREFILL] = None,
+    mamba_max_states_per_path: Annotated[int | None, _PATH] = None,
+    mamba_track_interval: Annotated[int | None, _TRACK] = None,
     hicache_ratio: Annotated[str | None, _HOST_RATIO] = None,
     hicache_size: Annotated[str | None, _HOST_SIZE] = None,
     replayssm: Annotated[str | None, _REPLAY] = None,
@@ -269,7 +275,8 @@ _VLLM_ONLY = (
 )  # fmt: skip
 _SGLANG_ONLY = (
     "mamba_radix_cache_strategy", "mamba_full_memory_ratio", "max_mamba_cache_size",
-    "max_running_requests", "page_size", "hicache_ratio", "hicache_size",
+    "max_running_requests", "page_size", "hicache_ratio", "hicache_size", "chunked_prefill_size",
+    "mamba_max_states_per_path", "mamba_track_interval",
 )  # fmt: skip
 
 
@@ -320,7 +327,8 @@ def _sglang(given: dict[str, Any]) -> SglangFlags:
         raise InputError(
             "--policy is a choice of the vllm replay and the engine is sglang; drop it"
         )
-    host = given["hicache_ratio"]
+    host, track = given["hicache_ratio"], given["mamba_track_interval"]
+    path = given["mamba_max_states_per_path"]
     return SglangFlags(
         SglangOptions(
             strategy=given["mamba_radix_cache_strategy"] or "auto",
@@ -335,7 +343,10 @@ def _sglang(given: dict[str, Any]) -> SglangFlags:
             replay=flags.replay_mode(given["replayssm"]),
             host_ratio=flags.fraction(host, "--hicache-ratio") if host else None,
             host_bytes=flags.size_or_none(given["hicache_size"], "--hicache-size"),
-        )
+            **{"track_interval_tokens": track} if track is not None else {},
+        ),
+        chunked_prefill_tokens=given["chunked_prefill_size"],
+        max_states_per_path=-1 if path is None else path,
     )
 
 

@@ -62,8 +62,7 @@ def _table(result: SweepResult, cells: list[CellResult]) -> Table:
         table.add_column(_SHORT.get(name, name.replace("_", " ")))
     for title in ("usable hit", "KV-only", "states", "hit", "evictions", "preempted"):
         table.add_column(title, justify="right")
-    order = sorted(cells, key=lambda cell: (-(cell.row.hit_rate if cell.row else 0), cell.key))
-    for cell in order[:_MOST_ROWS]:
+    for cell in sorted(cells, key=lambda cell: _rank(result, cell))[:_MOST_ROWS]:
         row = cell.row
         assert row is not None
         table.add_row(
@@ -76,6 +75,16 @@ def _table(result: SweepResult, cells: list[CellResult]) -> Table:
             f"{row.preemptions:,}",
         )
     return table
+
+
+def _rank(result: SweepResult, cell: CellResult) -> tuple[object, ...]:
+    """Best first; equals by their settings, so that neighbours of a grid stay together."""
+    values = [cell.settings.get(name) for name in result.varied]
+    plain = [
+        (1, float(value), "") if isinstance(value, (int, float)) else (2, 0.0, str(value or ""))
+        for value in values
+    ]
+    return -(cell.row.hit_rate if cell.row else 0.0), plain, cell.key
 
 
 def shown(name: str, value: Value) -> str:

@@ -281,7 +281,7 @@ def engine_ask(settings: Settings, spec: ModelSpec) -> EngineAsk:
         flags: VllmFlags | SglangFlags = _vllm_flags(policy, settings)
     else:
         fallback = SGLANG_FRACTION
-        ratio = get("mamba_full_memory_ratio")
+        ratio, host = get("mamba_full_memory_ratio"), get("hicache_ratio")
         options = _given(
             strategy=policy.choice,
             ratio=Fraction(ratio) if ratio is not None else None,
@@ -289,9 +289,15 @@ def engine_ask(settings: Settings, spec: ModelSpec) -> EngineAsk:
             max_running_requests=get("max_running_requests"),
             context_tokens=get("max_model_len"),
             page_tokens=get("page_size"),
+            track_interval_tokens=get("mamba_track_interval"),
+            host_ratio=Fraction(host) if host is not None else None,
+            host_bytes=get("hicache_size"),
         )
-        chunk = _given(chunked_prefill_tokens=get("chunked_prefill_size"))
-        flags = SglangFlags(SglangOptions(**options), **chunk)
+        more = _given(
+            chunked_prefill_tokens=get("chunked_prefill_size"),
+            max_states_per_path=get("mamba_max_states_per_path"),
+        )
+        flags = SglangFlags(SglangOptions(**options), **more)
     return EngineAsk(spec, deployment, flags, _memory(settings, fallback))
 
 
@@ -366,6 +372,11 @@ def _marconi(policy: Policy, settings: Settings, spec: ModelSpec) -> Prepared:
             " would keep; compare it under vllm policies"
         )
     costs = costs_of(spec, deployment)
+    if not costs.state_bytes:
+        raise InputError(
+            f"{spec.name} has no recurrent state, and where to keep those is all Marconi decides;"
+            " compare it under vllm policies"
+        )
     memory = memory_bytes(settings, spec)
     baseline = policy.choice in ("sglang+", "vllm+")
     kind: MarconiPolicy = "marconi"
@@ -397,7 +408,7 @@ def _marconi(policy: Policy, settings: Settings, spec: ModelSpec) -> Prepared:
         rules=f"marconi {mode}" + (f" {policy.choice}" if baseline else ""),
         make=lambda _reading, losses: ReplayedMarconi(config, attribute_losses=losses),
         reads_both=False,
-        has_states=costs.state_bytes > 0,
+        has_states=True,
         memory_bytes=memory,
         pool="unlimited" if memory is None else "bytes",
         num_blocks=None,

@@ -48,6 +48,10 @@ _SGLANG = {
     "max_running_requests": "--max-running-requests",
     "page_size": "--page-size",
     "chunked_prefill_size": "--chunked-prefill-size",
+    "mamba_max_states_per_path": "--mamba-max-states-per-path",
+    "mamba_track_interval": "--mamba-track-interval",
+    "hicache_ratio": "--hicache-ratio",
+    "hicache_size": "--hicache-size",
     "kv_dtype": "--kv-cache-dtype",
     "state_dtype": "--mamba-ssm-dtype",
     "drafts": "--speculative-algorithm",
@@ -56,6 +60,7 @@ _SPELT_OUT = frozenset(
     ("engine", "prefix_caching", "prefix_cache_retention_interval", "drafts", "draft_method",
      "enable_mamba_shared_prefix_checkpoint")
 )  # fmt: skip
+_GIGABYTE = 10**9
 _FP8 = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 
 
@@ -103,6 +108,8 @@ def _sglang(settings: Settings, strategy: str) -> list[str]:
     if get("conv_dtype") is not None:  # no flag, a variable of the environment
         words = ["env", f"SGLANG_MAMBA_CONV_DTYPE={canonical(str(get('conv_dtype')))}", *words]
     words += _named(settings, _SGLANG)
+    if get("hicache_ratio") is not None or get("hicache_size") is not None:
+        words.append("--enable-hierarchical-cache")
     if strategy != "auto":
         words += ["--mamba-radix-cache-strategy", strategy]
     if get("drafts"):
@@ -131,7 +138,14 @@ def spelt(name: str, value: Value) -> str:
         return _FP8.get(full, full)
     if name in ("state_dtype", "conv_dtype"):
         return canonical(text)
-    if name == "mamba_full_memory_ratio" and "/" in text:
+    if name == "hicache_size":
+        if int(text) % _GIGABYTE:
+            raise InputError(
+                f"hicache_size is {int(text):,} bytes and SGLang takes whole gigabytes; give"
+                f" {-(-int(text) // _GIGABYTE)}GB"
+            )
+        return str(int(text) // _GIGABYTE)
+    if name in ("mamba_full_memory_ratio", "hicache_ratio") and "/" in text:
         top, bottom = text.split("/")
         return f"{int(top) / int(bottom):g}"
     return "None" if text == "none" else text

@@ -162,3 +162,11 @@ def test_flags_of_a_grid_are_not_ignored_beside_a_curve(more: list[str], capsys:
     one = ["sweep", "--trace", DERIVED, "--model", "qwen3.5-0.8b", "--curve", "memory"]
     assert run([*one, *more]) == 2
     assert f"{more[0]} is of a grid's cells" in capsys.readouterr().err
+
+
+def test_equal_cells_stand_in_the_order_of_their_settings(tmp_path: Path, capsys: Capture) -> None:
+    sizes = [word for size in (64, 8, 16) for word in ("--kv-memory", f"{size}GiB")]
+    words = ["sweep", "--trace", DERIVED, "--model", "qwen3.5-0.8b", "--limit", "3", *sizes]
+    assert run([*words, "--set", "drop_empty=true", "--store", str(tmp_path / "s.jsonl")]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " GiB " in line]
+    assert shown == ["8.00", "16.00", "64.00"]

@@ -82,6 +82,22 @@ def test_engines_and_models(capsys: pytest.CaptureFixture[str], model: str, engi
     assert found["advice"] is None
 
 
+def test_every_flag_of_sglangs_cache_reaches_it(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {
+        "chunked_prefill_size": 1024,
+        "mamba_max_states_per_path": 2,
+        "page_size": 16,
+        "max_running_requests": 3,
+    }
+    words = [word for k, v in asked.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    words += ["--mamba-track-interval", "512", "--hicache-ratio", "1.5", "--kv-memory", "4GiB"]
+    settings = answer(capsys, "--trace", SESSIONS, "--engine", "sglang", "--advice", "off", *words)[
+        "setup"
+    ]["settings"]
+    assert {name: settings[name] for name in asked} == asked
+    assert settings["state_every_tokens_in_decode"] == 512
+
+
 @pytest.mark.slow
 def test_pure_attention_reaches_the_ceiling(capsys: pytest.CaptureFixture[str]) -> None:
     """Unlimited pool, block 512: 0.374 of the input tokens, 0.373 with the last token computed."""

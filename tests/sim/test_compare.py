@@ -137,6 +137,13 @@ def test_an_engine_that_refuses_leaves_the_others(result: CompareResult) -> None
     assert served.row is not None
 
 
+def test_marconi_has_nothing_to_decide_without_states() -> None:
+    asked = {**SETTINGS, "model": "qwen3-8b", "limit": 20, "max_model_len": 16384}
+    served, refused = compare(CompareAsk(asked, ("vllm", "marconi:paper"))).rows
+    assert served.row is not None
+    assert "qwen3-8b has no recurrent state" in (refused.refused or "")
+
+
 def test_no_memory_forgets_nothing() -> None:
     free = {name: value for name, value in SETTINGS.items() if name != "kv_memory"}
     result = compare(CompareAsk({**free, "limit": 60}, ("marconi:paper", "sglang:extra_buffer")))

@@ -54,6 +54,11 @@ class SglangCacheConfig:
         for name in ("kv_tokens", "state_slots", "page_tokens", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_states_per_path < -1 or self.max_states_per_path == 0:
+            raise InputError(
+                f"max_states_per_path is {self.max_states_per_path}; it must be at least 1, or -1"
+                " for no cap"
+            )
         if self.track_interval_tokens < 1:
             raise InputError(
                 f"track_interval_tokens is {self.track_interval_tokens}; it must be at least 1"

@@ -14,13 +14,16 @@ from hybridplan import __version__
 from hybridplan.config.find import load
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import HybridplanError, InputError, MissingExtraError
+from hybridplan.ledger.calibration import PRESET
 from hybridplan.sim.cell import wanted
 from hybridplan.sim.settings import Value, axis_name, canonical
 
 CELLS = "cells"
-ROW_VERSION = 1
+ROW_VERSION = 2
 """Raise when the same configuration gives another row, so that stored ones are not reused."""
 MOST_CELLS = 1_000_000
+_PATHS = ("trace", "model", "calibration")
+"""Settings that name files, which count by their content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +173,12 @@ def _refuse_doubles(names: Mapping[str, object]) -> None:
 def _cell(settings: dict[str, Value], bounds: bool, losses: bool) -> Cell:
     trace = str(wanted(settings, "trace"))
     model = str(wanted(settings, "model"))
-    sha = trace_sha256(trace)
+    sha = file_sha256(trace)
     content = {
-        "settings": {k: v for k, v in settings.items() if k not in ("trace", "model")},
+        "settings": {k: v for k, v in settings.items() if k not in _PATHS},
         "model": _model_sha256(model),
         "trace": sha,
+        **_calibration_sha256(settings.get("calibration")),
         "bounds": bounds,
         "losses": losses,
         "version": __version__,
@@ -183,6 +187,16 @@ def _cell(settings: dict[str, Value], bounds: bool, losses: bool) -> Cell:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     return Cell(key, settings, sha, bounds, losses)
+
+
+def _calibration_sha256(path: Value) -> dict[str, str]:
+    """The calibration's bytes: another measurement under the same name is another cell. A preset
+    is its name."""
+    if path is None:
+        return {}
+    text = str(path)
+    preset = text.lower().startswith(PRESET)
+    return {"calibration": text.lower() if preset else file_sha256(text, "calibration")}
 
 
 @lru_cache(maxsize=256)
@@ -203,13 +217,13 @@ def _model_sha256(name: str) -> str:
     return hashlib.sha256(repr(plain).encode()).hexdigest()
 
 
-def trace_sha256(path: str) -> str:
-    """SHA-256 of the file's bytes. Raises InputError where it cannot be read."""
+def file_sha256(path: str, kind: str = "trace") -> str:
+    """SHA-256 of the file's bytes. Raises InputError where it cannot be read, naming its kind."""
     try:
         status = Path(path).stat()
         return _sha256(path, status.st_size, status.st_mtime_ns)
     except OSError as error:
-        raise InputError(f"trace {path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{kind} {path} cannot be read: {error.strerror}") from None
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from hybridplan import __version__
 from hybridplan.errors import HybridplanError, InputError
 from hybridplan.sim.cell import Row, run_cell
 from hybridplan.sim.settings import Value
-from hybridplan.sim.sweep.grid import Cell, Grid, model_of, trace_sha256
+from hybridplan.sim.sweep.grid import Cell, Grid, file_sha256, model_of
 from hybridplan.sim.sweep.store import Record, Store
 
 SCHEMA_VERSION = 1
@@ -110,7 +110,7 @@ def work(
     row: Any = None
     error, failed = None, False
     try:
-        if trace_sha256(str(settings["trace"])) != trace_sha:
+        if file_sha256(str(settings["trace"])) != trace_sha:
             raise InputError(f"the worker's {settings['trace']} is another file")
         spec = model_of(str(settings["model"]))
         row = asdict(run_cell(settings, spec=spec, bounds=bounds, losses=losses))

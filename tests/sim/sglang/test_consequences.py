@@ -134,6 +134,7 @@ def test_host_tier_gives_back_what_the_device_evicted() -> None:
         {"kv_tokens": 0},
         {"page_tokens": 16, "kv_tokens": 1000},
         {"track_interval_tokens": 0},
+        {"max_states_per_path": 0},
         {"host_kv_tokens": 5},
     ],
     ids=lambda flags: "-".join(f"{key}={value}" for key, value in flags.items()),

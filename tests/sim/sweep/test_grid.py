@@ -60,6 +60,22 @@ def test_key_follows_content_and_not_paths(tmp_path: Path) -> None:
     assert expand({**BASE, "trace": str(moved)}).cells[0].key != first.key
 
 
+def test_a_calibration_counts_by_content_and_a_preset_by_name(tmp_path: Path) -> None:
+    def key(calibration: str) -> str:
+        return expand({**BASE, "calibration": calibration}).cells[0].key
+
+    here, there = tmp_path / "a.json", tmp_path / "b.json"
+    for path in (here, there):
+        path.write_text("{}")
+    first = key(str(here))
+    assert first == key(str(there)) != key("preset:h100")
+    assert key("preset:H100") == key("preset:h100") != key("preset:l4")
+    here.write_text("{ }")
+    assert key(str(here)) != first
+    with pytest.raises(InputError, match="calibration /nowhere cannot be read"):
+        key("/nowhere")
+
+
 @pytest.mark.parametrize(
     "change",
     [
