@@ -15,6 +15,7 @@ from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_pow
 from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.kimi_delta.prepare import prepare
+from hybridplan.kernels.kimi_delta.prepare_runs import prepare_runs
 
 
 def chunk_prefill(
@@ -67,18 +68,23 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     decay = scratch.piece((count * z.HV * BK,), torch.float32)
     steep = scratch.piece((count * z.HV,), torch.int32)
     made = []
+    chosen = RUNS.get(c.variant.prepare) if c.gate is not Gate.NONE and BK >= 64 else None
     for again in (False,) if c.gate is Gate.NONE else (False, True):
+        how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again, True)
+        registers: int | None = 168
+        if chosen is not None and not again:
+            channels, runs, wide, registers = chosen
+            how = (min(channels, BK), runs, wide, True)
         made.append(
             Launch(
-                _launch,
+                _launch if chosen is None or again else _launch_runs,
                 (count, z.HV, 1),
                 (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out,
                  decay, steep, c.b.plan.chunks),
                 (),
                 (c.q.stride(0), c.k.stride(0), c.scale, c.lower_bound),
-                (z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm,
-                 min(BK, PREPARE_CHANNELS), again, True),
-                {"num_warps": 4, "num_stages": 1, "maxnreg": None if again else 168},
+                (z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, *how),
+                {"num_warps": 4, "num_stages": 1, "maxnreg": None if again else registers},
             )
         )  # fmt: skip
     tiles = None
@@ -95,5 +101,15 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
 PREPARE_CHANNELS = 32
 """Channels at a time: more need registers that cost concurrent programs."""
 
+RUNS: dict[str, tuple[int, int, int, int | None]] = {
+    "runs32": (32, 4, 1, 168),
+    "runs64": (64, 4, 2, 168),
+    "runs64free": (64, 4, 2, None),
+    "runs128": (128, 2, 2, 168),
+    "runs128free": (128, 2, 2, None),
+}
+"""Channels at a time, runs of tokens, neighbouring channels of a thread, cap on registers."""
+
 _launch = Launcher(prepare)
+_launch_runs = Launcher(prepare_runs)
 _RECIPES = Recipes()
