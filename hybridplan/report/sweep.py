@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridplan.report.compare import hit_rate, rate
+from hybridplan.report.simulate_time import seconds
 from hybridplan.report.units import size
+from hybridplan.sim.cell import Row
 from hybridplan.sim.settings import Value
 from hybridplan.sim.sweep.sweep import CellResult, SweepResult
 
@@ -60,7 +62,9 @@ def _table(result: SweepResult, cells: list[CellResult]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name in result.varied:
         table.add_column(_SHORT.get(name, name.replace("_", " ")))
-    for title in ("usable hit", "KV-only", "states", "hit", "evictions", "preempted"):
+    timed = any(cell.row is not None and cell.row.busy_s is not None for cell in cells)
+    titles = ["usable hit", "KV-only", "states", "hit", "evictions", "preempted"]
+    for title in [*titles, *(("TTFT p50", "p99", "TPOT p50", "p99") if timed else ())]:
         table.add_column(title, justify="right")
     for cell in sorted(cells, key=lambda cell: _rank(result, cell))[:_MOST_ROWS]:
         row = cell.row
@@ -73,8 +77,14 @@ def _table(result: SweepResult, cells: list[CellResult]) -> Table:
             f"{row.states_hit:,}" if row.has_states else "-",
             f"{row.evictions:,}",
             f"{row.preemptions:,}",
+            *(_times(row) if timed else ()),
         )
     return table
+
+
+def _times(row: Row) -> list[str]:
+    values = (row.ttft_p50_s, row.ttft_p99_s, row.tpot_p50_s, row.tpot_p99_s)
+    return ["-" if value is None else seconds(value) for value in values]
 
 
 def _rank(result: SweepResult, cell: CellResult) -> tuple[object, ...]:
