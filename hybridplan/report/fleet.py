@@ -25,6 +25,7 @@ from hybridplan.sim.time.result import Latencies, Quantiles
 
 _MOST_ROWS = 16
 _INDENT = (0, 0, 0, 2)
+_UNTIMED = ["evictions", "most at once"]
 
 
 def screen(result: FleetResult) -> list[RenderableType]:
@@ -190,8 +191,8 @@ def _losses(result: FleetResult) -> RenderableType:
 
 def _replicas(replicas: tuple[ReplicaResult, ...], total: ReplicaResult) -> Table:
     timed = total.latencies is not None
-    names = ["replica", "requests", "prompt tokens", "hit rate", "computed", "evictions"]
-    names += ["busy", "TTFT p50", "p99", "TPOT p50", "p99"] if timed else ["most at once"]
+    names = ["replica", "requests", "prompt tokens", "hit rate", "computed"]
+    names += ["busy", "TTFT p50", "p99", "TPOT p50", "p99"] if timed else _UNTIMED
     table = _table(tuple(names))
     shown = replicas if len(replicas) <= _MOST_ROWS else replicas[: _MOST_ROWS - 1]
     for replica in shown:
@@ -210,10 +211,9 @@ def _row(replica: ReplicaResult, timed: bool) -> list[str]:
         f"{replica.prompt_tokens:,}",
         f"{replica.hit_rate:.1%}",
         f"{replica.computed_tokens:,}",
-        f"{replica.evictions:,}",
     ]
     if not timed:
-        return [*row, f"{replica.peak_running:,}"]
+        return [*row, f"{replica.evictions:,}", f"{replica.peak_running:,}"]
     return [*row, _share(replica.busy_share), *_percentiles(replica.latencies)]
 
 
@@ -279,6 +279,8 @@ def _facts(result: FleetResult) -> Table:
             f"{result.requests_per_s:.3g} requests/s, {result.output_tokens_per_s:,.0f} output "
             f"tokens/s; the last token came after {seconds(result.elapsed_s or 0.0)}",
         )
+        if result.setup.num_blocks is not None:
+            grid.add_row("Evictions", f"{result.total.evictions:,} blocks over all replicas")
     if result.attained is not None:
         grid.add_row("SLO", Text(_attained(result.attained)))
     if result.transfer is not None:

@@ -140,6 +140,10 @@ WRONG = {
     "host link alone": (("--host-gb-s", "5"), "--host-gib"),
     "host too small": (("--host-gib", "0.001"), "one block"),
     "host without size": (("--host-gib", "nan"), "above 0"),
+    "host tier without a cache": (("--host-gib", "2", "--no-prefix-caching"), "drop one"),
+    "apart over stages": (
+        ("--prefill-replicas", "1", "--decode-replicas", "1", "--pp", "2"), "pipeline stages",
+    ),
     "host tier of sglang": (("--host-gib", "2", "--engine", "sglang"), "--hicache-size"),
     "files": (("--replicas", "2", "--per-request", "out.csv"), "one engine"),
     "no cluster": (("--replicas", "2", "--scheduler", "here"), "tcp://"),

@@ -64,6 +64,15 @@ class FleetAsk:
                     "--host-gib is a tier behind vLLM's pool; SGLang's own is --hicache-ratio or"
                     " --hicache-size"
                 )
+        elif self.host is not None and self.engine.flags.options.prefix_caching is False:
+            raise InputError(
+                "--host-gib extends the prefix cache and --no-prefix-caching turns it off; drop one"
+            )
+        if self.decode_replicas and self.engine.deployment.pp > 1:
+            raise InputError(
+                f"prefill and decode apart are replayed without pipeline stages; drop --pp"
+                f" {self.engine.deployment.pp}"
+            )
         if self.decode_replicas and self.engine.deployment.drafts:
             raise InputError("prefill and decode apart are replayed without drafts; drop --drafts")
 

@@ -55,7 +55,8 @@ def one_large_replica(ask: FleetAsk, setup: Setup) -> Reference:
     summary = replay.summary()
     blocks = built.setup.num_blocks
     return Reference(
-        name="one replica with all the memory",
+        name="one replica with all the memory"
+        + (" of the prefillers" if ask.decode_replicas else ""),
         pool="unlimited" if blocks is None else f"{blocks:,} blocks",
         hit_tokens=summary.hit_tokens,
         prompt_tokens=summary.prompt_tokens,

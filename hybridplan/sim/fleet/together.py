@@ -35,7 +35,6 @@ class Together:
     parts: list[Part]
     decoders: list[Part]
     ceiling_tokens: int | None
-    elapsed_ticks: int
     waited_ticks: list[int] = field(default_factory=list)
     moving_ticks: list[int] = field(default_factory=list)
     moved_bytes: list[int] = field(default_factory=list)
@@ -51,7 +50,7 @@ def run_together(
         fleet.on_sent = ceiling.see
     collectors = [Collector(Stopwatch(ask.slo)) for _ in ask.names]
     decoding = [Collector(Stopwatch()) for _ in ask.decoder_names]
-    found = Together(fleet, [], [], None, 0)
+    found = Together(fleet, [], [], None)
     for served in fleet:
         outcome = served.outcome
         assert outcome is not None
@@ -69,7 +68,6 @@ def run_together(
     if isinstance(fleet, Disaggregated):
         found.decoders = _parts(ask, fleet.decoders, decoding, "decode", has_clock)
     found.ceiling_tokens = ceiling.tokens if ceiling is not None else None
-    found.elapsed_ticks = fleet.now
     return found
 
 
