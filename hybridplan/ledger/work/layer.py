@@ -79,7 +79,7 @@ class Tally:
         extra = (
             Part("mlp", name, count)
             for name, count in layer.extra_params.items()
-            if count > 1 << 16
+            if count > 1 << 16 and "embedding" not in name
         )
         self._weights(layer, extra, ())
 

@@ -8,14 +8,15 @@ attention has a window. tests/ledger/work compares it with a count token by toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
-from hybridplan.config.spec import ModelSpec
-from hybridplan.ledger.caches import model_caches
+from hybridplan.config.spec import Layer, ModelSpec
+from hybridplan.ledger.caches import draft_caches, model_caches
 from hybridplan.ledger.deployment import Deployment
+from hybridplan.ledger.held import LayerCaches
 from hybridplan.ledger.weights.storage import Storage
 from hybridplan.ledger.work import calls
 from hybridplan.ledger.work.features import Counts
@@ -44,6 +45,7 @@ class WorkModel:
         before_flop: dense FLOP of a key before a chunk (MLA expands cached latents again).
         experts: bytes of all routed experts, by (experts, experts a token).
         notes: sentences on what is derived and what is left out.
+        draft: the checkpoint's MTP layers and the head, where drafts are made; None without.
     """
 
     once: Counts
@@ -62,17 +64,41 @@ class WorkModel:
     pair_flop: Mapping[Reach, int]
     experts: Mapping[tuple[int, int], int]
     notes: tuple[str, ...]
+    draft: WorkModel | None = None
 
     def uses(self, feature: str) -> bool:
         """Whether any step of the model counts that feature."""
+        if self.draft is not None and self.draft.uses(feature):
+            return True
         if feature == "attention_flop":
             return bool(self.pair_flop)
         return feature != "scan_flop" or self.chunk_scan_flop > 0
 
     def counts(self, work: StepWork) -> Counts:
-        """Counts of a pass, or of its repeats together."""
+        """Counts of a pass, or of its repeats together, and of the drafts proposed after it."""
         if work.empty:
             return Counts()
+        counts = self._pass(work)
+        if self.draft is not None and work.proposed:
+            counts = counts.plus(self.draft.proposing(work))
+        return counts
+
+    def proposing(self, work: StepWork) -> Counts:
+        """What a draft model counts after ``work``: a pass over its rows, then one token of each
+        request with logits at a time. It is no step of its own. Of chunks only the number that end
+        their prompt is known; the first ones are taken."""
+        verified = sum(tokens for _, tokens in work.windows)
+        whole = work.chunks[: max(0, work.head_rows - len(work.contexts) - verified)]
+        ends = [*work.contexts, *(start + tokens for start, tokens in (*work.windows, *whole))]
+        first = StepWork(work.contexts, work.chunks, work.windows, head_rows=len(ends))
+        counts = self._pass(first)
+        if ends and work.proposed > 1:
+            longer = [end + 1 for end in ends]
+            again = StepWork(longer, head_rows=len(ends), repeats=work.proposed - 1)
+            counts = counts.plus(self._pass(again))
+        return counts._replace(step=0)
+
+    def _pass(self, work: StepWork) -> Counts:
         contexts, times = work.contexts, work.repeats
         decodes = len(contexts)
         verified = sum(tokens for _, tokens in work.windows)
@@ -151,13 +177,28 @@ def distinct_share(experts: int, topk: int, rows: int) -> int:
 def work_model(spec: ModelSpec, deployment: Deployment) -> WorkModel:
     """What a step of the model costs on one rank.
 
-    Pipeline stages run one after another, so their layers add up. Raises what the ledger raises
-    for sizes that do not divide over the ranks.
+    Pipeline stages run one after another, so their layers add up. With drafts the checkpoint's MTP
+    layers propose them. Raises what the ledger raises for sizes that do not divide over the ranks.
     """
-    tally = Tally(spec, deployment)
     caches = model_caches(spec, deployment)
-    for layer, own in zip(spec.layers, caches, strict=True):
-        tally.add(layer, own, own if own.reads_layer is None else caches[own.reads_layer])
+    model = _stack(spec, deployment, spec.layers, caches, caches)
+    draft = None
+    if deployment.drafts and spec.draft_layers:
+        draft = _stack(spec, deployment, spec.draft_layers, draft_caches(spec, deployment), caches)
+    return replace(model, notes=_notes(spec, deployment, model, draft), draft=draft)
+
+
+def _stack(
+    spec: ModelSpec,
+    deployment: Deployment,
+    layers: Sequence[Layer],
+    caches: Sequence[LayerCaches],
+    main: Sequence[LayerCaches],
+) -> WorkModel:
+    """Layers and the output head. ``main`` are the caches that a layer without its own reads."""
+    tally = Tally(spec, deployment)
+    for layer, own in zip(layers, caches, strict=True):
+        tally.add(layer, own, own if own.reads_layer is None else main[own.reads_layer])
     head_bytes = ceil(
         spec.hidden_size * spec.vocab_size * Storage(spec).head_bits() / 8 / deployment.tp
     )
@@ -179,13 +220,15 @@ def work_model(spec: ModelSpec, deployment: Deployment) -> WorkModel:
         read_bytes={reach: int(rate) for reach, rate in tally.read_bytes.items()},
         pair_flop={reach: int(rate) for reach, rate in tally.pair_flop.items()},
         experts=dict(tally.experts),
-        notes=_notes(spec, deployment, bool(tally.experts)),
+        notes=(),
     )
 
 
-def _notes(spec: ModelSpec, deployment: Deployment, routed: bool) -> tuple[str, ...]:
+def _notes(
+    spec: ModelSpec, deployment: Deployment, model: WorkModel, draft: WorkModel | None
+) -> tuple[str, ...]:
     notes = ["norms, rotary embedding, residual additions and sampling take no time of their own"]
-    if routed:
+    if model.experts:
         notes.append(
             "experts read in a step: the expected number, every token choosing evenly and alone"
         )
@@ -193,6 +236,10 @@ def _notes(spec: ModelSpec, deployment: Deployment, routed: bool) -> tuple[str, 
         notes.append(f"tp {deployment.tp} divides the work evenly; its all-reduces take no time")
     if deployment.pp > 1:
         notes.append(f"the {deployment.pp} pipeline stages run one after another, not overlapped")
-    if deployment.drafts:
-        notes.append("verifying drafts is counted, the draft model's own passes are not")
+    if deployment.drafts and deployment.engine == "vllm":
+        notes.append(
+            "drafts are proposed by the checkpoint's MTP layers and the head, a pass for each"
+            if draft is not None
+            else f"{spec.name} carries no MTP layers, so proposing drafts takes no time"
+        )
     return tuple(notes)

@@ -20,6 +20,7 @@ class StepWork:
         windows: of each request that verifies drafts: a window of drafts + 1 tokens.
         head_rows: rows of the output head (tokens whose logits are needed).
         copied_bytes: read and written again to copy states, on one rank.
+        proposed: tokens that a draft model proposes after the pass for each request with logits.
         repeats: equal passes; each finds every context one token longer than the pass before.
             Above 1 there are contexts only.
     """
@@ -29,6 +30,7 @@ class StepWork:
     windows: list[Chunk] = field(default_factory=list)
     head_rows: int = 0
     copied_bytes: int = 0
+    proposed: int = 0
     repeats: int = 1
 
     @property

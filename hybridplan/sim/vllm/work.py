@@ -19,6 +19,8 @@ class WorkNotes:
     def __init__(self, engine: VllmEngine) -> None:
         self._engine = engine
         self._block_bytes = max(group.block_bytes for group in engine.config.groups)
+        # vLLM reserves slots ahead for drafters that are models, not for n-grams.
+        self._proposes = engine.config.draft_tokens > 0 and engine.config.lookahead_tokens > 0
         self._last = Pass(StepWork())
         self._step = -1
         engine.observers.append(self)
@@ -44,6 +46,8 @@ class WorkNotes:
                 work.head_rows += 1 + part.drafts
                 if part.start < seq.num_prompt <= end:
                     first.append(seq.serial)
+        if self._proposes and work.head_rows and not plan.skip_drafts:
+            work.proposed = self._engine.config.draft_tokens
         self._last = Pass(work, first)
         self._step = step
 

@@ -112,5 +112,33 @@ def test_a_verify_window_leaves_a_state_for_each_of_its_tokens() -> None:
     assert wide - narrow == model.state_bytes + rest + sum(model.read_bytes.values())
 
 
+def test_drafts_are_proposed_by_passes_of_the_mtp_layer_and_the_head() -> None:
+    spec = hybridplan.load("qwen3.5-0.8b")
+    model = work_model(spec, Deployment("vllm", drafts=3))
+    assert model.draft is not None
+    assert model_of("qwen3.5-0.8b").draft is None
+    hidden, table = spec.hidden_size, 2 * spec.hidden_size * spec.vocab_size
+    projection = 2 * 2 * hidden * hidden
+    layer = model.draft.once.bytes - table
+    assert layer == pytest.approx(projection + model.once.bytes / 24 - table / 24, rel=0.5)
+    work = StepWork(windows=[(100, 4), (200, 4)], head_rows=8)
+    proposing = StepWork(windows=[(100, 4), (200, 4)], head_rows=8, proposed=3)
+    extra = model.counts(proposing).less(model.counts(work))
+    assert extra.step == 0
+    first = model.draft.counts(StepWork(windows=[(100, 4), (200, 4)], head_rows=2))
+    then = model.draft.counts(StepWork([105, 205], head_rows=2, repeats=2))
+    assert extra == first.plus(then)._replace(step=0)
+
+
+def test_chunks_that_end_no_prompt_propose_nothing_after_the_first_pass() -> None:
+    model = work_model(hybridplan.load("qwen3.5-0.8b"), Deployment("vllm", drafts=2))
+    assert model.draft is not None
+    chunk = StepWork(chunks=[(0, 64), (0, 64)], head_rows=1, proposed=2)
+    extra = model.counts(chunk).less(model.counts(StepWork(chunks=chunk.chunks, head_rows=1)))
+    first = model.draft.counts(StepWork(chunks=chunk.chunks, head_rows=1))
+    then = model.draft.counts(StepWork([65], head_rows=1))
+    assert extra == first.plus(then)._replace(step=0)
+
+
 def test_an_empty_pass_counts_nothing() -> None:
     assert model_of("qwen3.5-0.8b").counts(StepWork(copied_bytes=100)) == Counts()
