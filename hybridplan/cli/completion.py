@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ParameterInfo
@@ -73,8 +73,15 @@ def teach(app: typer.Typer) -> None:
             continue
         hints = get_type_hints(command.callback, include_extras=True)
         for name, names in _NAMES.items():
-            base, *extras = get_args(hints.get(name)) or (None,)
-            takes_text = base is str or str in get_args(base)
-            for extra in extras:
-                if takes_text and isinstance(extra, ParameterInfo):
-                    extra.autocompletion = _offer(names)
+            for extra in _of_text(hints.get(name)):
+                extra.autocompletion = _offer(names)
+
+
+def _of_text(hint: Any) -> list[ParameterInfo]:
+    """What Typer knows of a parameter that takes text; nothing of one that takes a number."""
+    inner = get_args(hint)
+    if get_origin(hint) is not Annotated:
+        # Python 3.10 makes Optional[Annotated[...]] of a parameter whose default is None.
+        return [found for part in inner for found in _of_text(part)]
+    takes_text = inner[0] is str or str in get_args(inner[0])
+    return [extra for extra in inner[1:] if takes_text and isinstance(extra, ParameterInfo)]
