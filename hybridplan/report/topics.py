@@ -55,12 +55,10 @@ def screen(found: TopicPage, known: TopicList) -> list[RenderableType]:
         path, _, _ = url.partition("#")
         name = names.get(normpath(join(here, path)))
         if name is None:
-            return text if text == url or "/" not in url else f"{text} ({url})"
-        return (
-            f"`hybridplan help {name}`"
-            if text.strip("`").endswith((".md", name))
-            else (f"{text} (`hybridplan help {name}`)")
-        )
+            return f"{text} ({url})" if "/" in url and text != url else text
+        command = f"`hybridplan help {name}`"
+        says_the_page = text.strip("`").endswith((".md", name))
+        return command if says_the_page else f"{text} ({command})"
 
     parts = _FENCED.split(found.text)
     text = "".join(part if part.startswith("```") else _LINK.sub(target, part) for part in parts)
