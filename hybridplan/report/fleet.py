@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hybridplan.report.simulate import _pool
-from hybridplan.report.simulate_time import _attained, seconds
+from hybridplan.report.simulate import pool_line
+from hybridplan.report.simulate_time import attained_line, seconds
 from hybridplan.report.units import size
 from hybridplan.sim.fleet.result import (
     FleetResult,
@@ -135,7 +135,7 @@ def _set(result: FleetResult, *, tried: bool = False, many: bool = False) -> Tab
     grid = _grid()
     if not tried:
         grid.add_row("Fleet", Text(_fleet(result, many)))
-    grid.add_row("Each", Text(_pool(setup)))
+    grid.add_row("Each", Text(pool_line(setup)))
     if tried:
         grid.add_row("Router", Text(str(result.router)))
     grid.add_row("Arrival", Text(result.arrival))
@@ -282,7 +282,7 @@ def _facts(result: FleetResult) -> Table:
         if result.setup.num_blocks is not None:
             grid.add_row("Evictions", f"{result.total.evictions:,} blocks over all replicas")
     if result.attained is not None:
-        grid.add_row("SLO", Text(_attained(result.attained)))
+        grid.add_row("SLO", Text(attained_line(result.attained)))
     if result.transfer is not None:
         for title, line in _transfer(result.transfer):
             grid.add_row(title, Text(line))

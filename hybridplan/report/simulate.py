@@ -63,13 +63,14 @@ def _head(result: SimulateResult) -> Text:
 def _set(result: SimulateResult) -> Table:
     setup = result.setup
     grid = _grid()
-    grid.add_row("Pool", Text(_pool(setup)))
+    grid.add_row("Pool", Text(pool_line(setup)))
     grid.add_row("Units", Text(_units(result)))
     grid.add_row("Arrival", Text(result.arrival))
     return grid
 
 
-def _pool(setup: Setup) -> str:
+def pool_line(setup: Setup) -> str:
+    """The pool of an engine, in one line."""
     unit = "token" if setup.block_tokens == 1 else f"block of {setup.block_tokens:,} tokens"
     block = f"{size(setup.bytes_per_block)} a {unit}"
     if setup.num_blocks is None:

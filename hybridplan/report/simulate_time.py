@@ -91,7 +91,7 @@ def _facts(time: TimeResult) -> Table:
         f"{time.output_tokens_per_s:,.0f} output tokens/s over {seconds(time.span_s)}{offered}",
     )
     if time.attained is not None:
-        grid.add_row("SLO", Text(_attained(time.attained)))
+        grid.add_row("SLO", Text(attained_line(time.attained)))
     if time.worth is not None:
         grid.add_row("Hits gave", Text(_worth(time.worth)))
     if time.utilisation is not None:
@@ -107,7 +107,8 @@ def _facts(time: TimeResult) -> Table:
     return grid
 
 
-def _attained(found: Attained) -> str:
+def attained_line(found: Attained) -> str:
+    """How an SLO was kept, in one line."""
     said = f"{'kept' if found.kept else 'NOT kept'}: {found.share_met:.2%} of the requests within "
     said += ", ".join(f"{_NAMES[name]} {seconds(s)}" for name, s in found.slo.limits.items())
     said += f" ({100 * found.slo.share:.4g}% asked); goodput {found.goodput_per_s:.3g} requests/s"

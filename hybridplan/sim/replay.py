@@ -99,7 +99,7 @@ class Replay:
         self._exhausted = False
         self._ended = False
         self._next: Request | None = None
-        self._turns = _Turns() if hold_turns else None
+        self._turns = Turns() if hold_turns else None
         self._open = 0
         self._arrival_words = str(arrival)
         if isinstance(arrival, Timed):
@@ -280,7 +280,7 @@ class Replay:
             )
 
 
-class _Turns:
+class Turns:
     """Turns of a session run one after another, whatever the arrivals would allow."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from hybridplan.sim.fleet.host_link import HostLink
 from hybridplan.sim.fleet.routers import Outstanding, Router
 from hybridplan.sim.fleet.served import Served, refused, since, without_times
 from hybridplan.sim.outcome import RequestOutcome
-from hybridplan.sim.replay import Engine, _Turns
+from hybridplan.sim.replay import Engine, Turns
 from hybridplan.sim.request import Request
 from hybridplan.sim.time.clock import NS, Charge, Clock, Pass
 from hybridplan.sim.time.server import Server
@@ -117,7 +117,7 @@ class Fleet:
         self._source = iter(requests)
         self._next: Request | None = None
         self._exhausted = False
-        self._turns = _Turns() if hold_turns else None
+        self._turns = Turns() if hold_turns else None
         self._open = 0
         self._events: list[tuple[int, int, Callable[[], Iterator[Served]]]] = []
         self._numbers = 0

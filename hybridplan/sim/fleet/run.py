@@ -25,7 +25,7 @@ from hybridplan.sim.outcome import LossCause, RequestOutcome
 from hybridplan.sim.replay import Progress
 from hybridplan.sim.result import Refused
 from hybridplan.sim.setup import build
-from hybridplan.sim.time.answer import _clock_info
+from hybridplan.sim.time.answer import clock_info
 
 OTHER_REPLICA = "other_replica"
 
@@ -92,7 +92,7 @@ def run_fleet(
         references=(one_large_replica(ask, built.setup),)
         if ask.references and ask.replicas > 1
         else (),
-        clock=_clock_info(ask.base.timing, ask.arrival) if ask.clock() is not None else None,
+        clock=clock_info(ask.base.timing, ask.arrival) if ask.clock() is not None else None,
         elapsed_s=elapsed_s,
         requests_per_s=times.per_s(times.requests) if times.requests else None,
         output_tokens_per_s=times.per_s(times.output_tokens) if times.requests else None,

@@ -160,7 +160,7 @@ def time_result(
     """Everything the replay says of time."""
     timed = arrival if isinstance(arrival, Timed) else None
     return TimeResult(
-        clock=_clock_info(ask, arrival),
+        clock=clock_info(ask, arrival),
         speed=timed.speed if timed else 1.0,
         offered_per_s=found.offered_per_s if timed else None,
         span_s=found.span_s,
@@ -177,7 +177,8 @@ def time_result(
     )
 
 
-def _clock_info(ask: TimeAsk, arrival: Arrival) -> ClockInfo:
+def clock_info(ask: TimeAsk, arrival: Arrival) -> ClockInfo:
+    """Where the times of a question come from."""
     made = ask.calibration
     if made is None:
         return ClockInfo(str(arrival), "assumed", "", "", {}, None, None)
