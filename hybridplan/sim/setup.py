@@ -290,7 +290,10 @@ def _sglang(ask: EngineAsk, flags: SglangFlags) -> Built:
             f"no card was named, so chunked_prefill_size is SGLang's for 60 to 160 GiB: {step:,}"
         )
     if plan.host:
-        assumptions.append("the host tier is a reading of HiCache, never compared with the engine")
+        assumptions.append(
+            f"the host tier ({plan.host.kv_tokens:,} KV tokens, {plan.host.slots:,} states) is a"
+            " reading of HiCache, never compared with the engine"
+        )
     if ask.deployment.drafts:
         assumptions.append("drafts change the pools' sizes here, not the steps")
     layers = model_caches(ask.spec, ask.deployment)

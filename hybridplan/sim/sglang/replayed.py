@@ -134,7 +134,7 @@ class ReplayedSglang:
 
     def add(self, request: Request) -> int:
         """Queue a request ``refusal`` had nothing against; returns its order number."""
-        if request.prompt.ids and request.prompt.unit_tokens > 1:
+        if request.prompt.ids and self.config.page_tokens % request.prompt.unit_tokens:
             self.exact_identity = False
         sequence = self._reader.read(request)
         request = self._clipped(request)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hybridplan.errors import InputError
 from hybridplan.sim.arrival import Closed
@@ -71,6 +73,38 @@ def test_short_turns_leave_nothing_under_extra_buffer() -> None:
 def test_units_are_not_expanded_and_give_the_lower_bound() -> None:
     requests = [Request(str(k), Prompt(1300, 512, [7, 8, 100 + k]), 10) for k in range(3)]
     assert hits(requests) == [0, 0, 1024]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 200), st.integers(0, 40)), max_size=12),
+    st.sampled_from([16, 32]),
+    st.sampled_from([500, 100_000]),
+)
+@settings(max_examples=60, deadline=None)
+def test_pages_of_whole_units_are_known_exactly(
+    asked: list[tuple[int, int, int]], page: int, kv_tokens: int
+) -> None:
+    """Prompts of 16-token ids against the same prompts token by token."""
+
+    def ids(kind: int, count: int) -> list[int]:
+        return [(kind if k > 4 else 0) * 1000 + k for k in range(count)]
+
+    coarse, fine = [], []
+    for number, (kind, length, output) in enumerate(asked):
+        units = ids(kind, -(-length // 16))
+        tokens = [16 * unit + k for unit in units for k in range(16)][:length]
+        coarse.append(Request(str(number), Prompt(length, 16, units), output))
+        fine.append(Request(str(number), Prompt(length, 1, tokens), output))
+    engines = [
+        ReplayedSglang(config(page_tokens=page, kv_tokens=kv_tokens // page * page))
+        for _ in range(2)
+    ]
+    known, told = (
+        [(o.hit_tokens, o.kv_hit_tokens, o.refused) for o in Replay(requests, engine)]
+        for requests, engine in zip((coarse, fine), engines, strict=True)
+    )
+    assert known == told
+    assert all(engine.exact_identity for engine in engines)
 
 
 def test_a_request_larger_than_the_pool_is_refused_and_the_rest_go_on() -> None:
