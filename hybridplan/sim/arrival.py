@@ -93,8 +93,8 @@ class Rate:
         span = max(stamps) - min(stamps) if stamps else 0.0
         if span <= 0:
             raise InputError(
-                f"--rate {self.per_s:g}/s cannot be reached: the {len(stamps)} requests of the"
-                " trace arrive at one moment; use closed:N"
+                f"--rate {self.per_s:g}/s cannot be reached: all requests of the trace"
+                f" ({len(stamps):,}) arrive at one moment; use closed:N"
             )
         return self.per_s * span / (len(stamps) - 1)
 
