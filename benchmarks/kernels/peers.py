@@ -62,14 +62,19 @@ def _gate(x: Inputs) -> dict[str, Any]:
     return {}
 
 
-def ours_prefill(x: Inputs, kept: dict[str, Any], exports: Sequence[Export] = ()) -> Result:
+def ours_prefill(
+    x: Inputs,
+    kept: dict[str, Any],
+    exports: Sequence[Export] = (),
+    segment_chunks: int | None = None,
+) -> Result:
     """This project; writes the states of the pool it read."""
     call = gated_prefill if x.gate == "scalar" else kimi_prefill
     out = kept.setdefault("out", torch.empty_like(x.v))
     call(
         x.q, x.k, x.v, x.beta_logit, x.pool, x.slots, x.starts, gate_input=x.gate_input,
         a_log=x.a_log, dt_bias=x.dt_bias, beta_is_logit=True, out=out, trust_ids=True,
-        exports=exports, **_gate(x),
+        exports=exports, segment_chunks=segment_chunks, **_gate(x),
     )  # fmt: skip
     return out, None
 
