@@ -14,9 +14,8 @@ from hybridplan.ledger.caches import model_caches
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.sglang.plan import slot_bytes
 from hybridplan.sim.arrival import Closed, parse_arrival
-from hybridplan.sim.bound.kv import optimal_kv_hits
+from hybridplan.sim.bound import cache_bounds
 from hybridplan.sim.bound.placement import optimal_placement, overlap_histogram
-from hybridplan.sim.bound.states import state_hits_bound
 from hybridplan.sim.bound.trie import Trie
 from hybridplan.sim.cell import Row, memory_bytes, open_settings_trace, run_cell, wanted
 from hybridplan.sim.policies import EVERY, parse_policy
@@ -224,20 +223,23 @@ def _against(found: Compared, best: Best | None) -> Compared:
 
 
 def _best(trie: Trie, spec: ModelSpec, settings: Mapping[str, Value], memory: int | None) -> Best:
-    prompts = sum(passage.prompt_tokens for passage in trie.passages)
-    if parse_arrival(str(settings["arrival"])) != Closed(1):
-        most = trie.most_hits()
-        return Best(prompts, None, None, most, None, None, most, ordered=False)
-    infinite = sum(trie.infinite_hits())
-    if memory is None:
-        return Best(prompts, None, None, infinite, infinite, None, infinite, ordered=True)
-    token_bytes, state_bytes = _least_bytes(spec, settings)
-    kv_tokens = int(memory // token_bytes) if token_bytes else None
-    kv = infinite if kv_tokens is None else sum(optimal_kv_hits(trie, kv_tokens))
-    slots = memory // state_bytes if state_bytes else None
-    states = None if slots is None else state_hits_bound(trie, slots)
-    least = min(infinite, kv, infinite if states is None else states)
-    return Best(prompts, kv_tokens, slots, infinite, kv, states, least, ordered=True)
+    ordered = parse_arrival(str(settings["arrival"])) == Closed(1)
+    kv_tokens = slots = None
+    if ordered and memory is not None:
+        token_bytes, state_bytes = _least_bytes(spec, settings)
+        kv_tokens = int(memory // token_bytes) if token_bytes else None
+        slots = memory // state_bytes if state_bytes else None
+    found = cache_bounds(trie, kv_tokens, slots, ordered=ordered)
+    return Best(
+        prompt_tokens=found.prompt_tokens,
+        kv_tokens=kv_tokens,
+        state_slots=slots,
+        infinite_hit_tokens=found.infinite_hit_tokens,
+        kv_hit_tokens=found.kv_hit_tokens,
+        states_hit_tokens=found.state_hit_tokens,
+        hit_tokens=found.hit_tokens,
+        ordered=ordered,
+    )
 
 
 def _least_bytes(spec: ModelSpec, settings: Mapping[str, Value]) -> tuple[Fraction, int]:

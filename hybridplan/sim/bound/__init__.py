@@ -2,55 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hybridplan.sim.bound.kv import optimal_kv_hits
 from hybridplan.sim.bound.states import state_hits_bound
 from hybridplan.sim.bound.trie import Trie
-from hybridplan.sim.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class CacheBounds:
     """Upper bounds on hit tokens over a whole trace.
 
-    ``infinite_hit_tokens``: nothing is ever forgotten. ``kv_hit_tokens``: the best eviction of
-    ``kv_tokens`` tokens of KV if states cost nothing (exact). ``state_hit_tokens``: ``states``
-    slots if KV costs nothing (a bound; the best policy may stay below). A hybrid needs both, so
-    ``hit_tokens`` is the smallest of the three.
+    ``infinite_hit_tokens``: nothing is ever forgotten. ``kv_hit_tokens``: the best eviction of the
+    KV tokens that fit if states cost nothing (exact). ``state_hit_tokens``: the slots that fit if
+    KV costs nothing (a bound; the best policy may stay below). None where that does not bind or is
+    not known. A hybrid needs both, so ``hit_tokens`` is the smallest.
     """
 
     prompt_tokens: int
-    kv_tokens: int
-    states: int
     infinite_hit_tokens: int
-    kv_hit_tokens: int
-    state_hit_tokens: int
+    kv_hit_tokens: int | None
+    state_hit_tokens: int | None
 
     @property
     def hit_tokens(self) -> int:
-        return min(self.infinite_hit_tokens, self.kv_hit_tokens, self.state_hit_tokens)
+        found = (self.infinite_hit_tokens, self.kv_hit_tokens, self.state_hit_tokens)
+        return min(tokens for tokens in found if tokens is not None)
 
 
 def cache_bounds(
-    requests: Iterable[Request],
-    kv_tokens: int,
-    states: int,
-    grid_tokens: int = 1,
-    spare_tokens: int = 1,
+    trie: Trie, kv_tokens: int | None, states: int | None, *, ordered: bool = True
 ) -> CacheBounds:
-    """Bounds of a trace for a cache of ``kv_tokens`` tokens and ``states`` states.
+    """Bounds of a trace for a cache of ``kv_tokens`` tokens and ``states`` states (None: any).
 
-    ``grid_tokens``: states only lie at its multiples. ``spare_tokens`` of each prompt are always
-    computed: 1 in an engine, 0 as Marconi counts. Requests come one at a time.
+    ``ordered``: requests come one at a time, in the trace's order. Where they do not, only an
+    infinite cache in the best order is a bound.
     """
-    trie = Trie(requests, spare_tokens)
+    prompts = sum(passage.prompt_tokens for passage in trie.passages)
+    if not ordered:
+        return CacheBounds(prompts, trie.most_hits(), None, None)
+    infinite = sum(trie.infinite_hits())
     return CacheBounds(
-        prompt_tokens=sum(passage.prompt_tokens for passage in trie.passages),
-        kv_tokens=kv_tokens,
-        states=states,
-        infinite_hit_tokens=sum(trie.infinite_hits()),
-        kv_hit_tokens=sum(optimal_kv_hits(trie, kv_tokens)),
-        state_hit_tokens=state_hits_bound(trie, states, grid_tokens),
+        prompt_tokens=prompts,
+        infinite_hit_tokens=infinite,
+        kv_hit_tokens=infinite if kv_tokens is None else sum(optimal_kv_hits(trie, kv_tokens)),
+        state_hit_tokens=None if states is None else state_hits_bound(trie, states),
     )

@@ -163,7 +163,7 @@ def long_traces(draw: st.DrawFn) -> list[Request]:
 def test_sglang_never_beats_the_bound(requests: list[Request], strategy: str, kv: int) -> None:
     config = SglangCacheConfig(kv, 8, strategy, chunk_tokens=16, track_interval_tokens=16)
     hits = simulate(requests, ReplayedSglang(config)).hit_tokens
-    assert hits <= cache_bounds(requests, kv, 8).hit_tokens
+    assert hits <= cache_bounds(Trie(requests), kv, 8).hit_tokens
 
 
 @given(long_traces(), st.integers(1, 6), st.integers(40, 400))
@@ -173,7 +173,7 @@ def test_marconi_never_beats_the_bound(requests: list[Request], states: int, kv:
     capacity = costs.prefix_bytes(kv, states)
     hits = simulate(requests, ReplayedMarconi(MarconiConfig(costs, capacity))).hit_tokens
     most_kv, most_states = capacity // costs.kv_bytes_per_token, capacity // costs.state_bytes
-    assert hits <= cache_bounds(requests, most_kv, most_states, spare_tokens=0).hit_tokens
+    assert hits <= cache_bounds(Trie(requests, 0), most_kv, most_states).hit_tokens
 
 
 @given(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 5))
@@ -220,7 +220,7 @@ def test_a_grid_lowers_what_states_can_reach() -> None:
 
 def test_units_are_not_expanded() -> None:
     requests = [Request(str(i), Prompt(1300, 512, [1, 2, 30 + i]), 9) for i in range(2)]
-    bounds = cache_bounds(requests, 10_000, 4)
+    bounds = cache_bounds(Trie(requests), 10_000, 4)
     assert (bounds.infinite_hit_tokens, bounds.hit_tokens) == (1024, 1024)
 
 
