@@ -206,15 +206,16 @@ def eager_us(calls: tuple[Any, ...]) -> float:
     return statistics.median(times)
 
 
-def cases(shapes: list[str], batches: list[int]) -> list[tuple[Any, str, Any]]:
+def cases(chosen: list[str], shapes: list[str], batches: list[int]) -> list[tuple[Any, str, Any]]:
     """(rows function, heads, shape) of a run."""
+    plain = [heads for heads in chosen if heads != "kimi bounded"]
     listed: list[tuple[Any, str, Any]] = []
-    plain = [heads for heads in HEADS if heads != "kimi bounded"]
+    if "1x16k" in shapes:
+        listed += [(export_rows, heads, "1x16k") for heads in plain]
     for batch in batches:
         listed += [(decode_rows, heads, batch) for heads in plain]
     for shape in shapes:
-        listed += [(prefill_rows, heads, shape) for heads in HEADS]
-    listed += [(export_rows, heads, "1x16k") for heads in plain]
+        listed += [(prefill_rows, heads, shape) for heads in chosen]
     return listed
 
 
@@ -289,16 +290,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--budget-s", type=float, default=math.inf)
     parser.add_argument("--warm", metavar="RANK/OF")
-    parser.add_argument("--shapes", nargs="+", choices=SEQUENCES, default=list(SEQUENCES))
-    parser.add_argument("--batches", nargs="+", type=int, default=list(DECODE_BATCHES))
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
+    parser.add_argument("--shapes", nargs="*", choices=SEQUENCES, default=list(SEQUENCES))
+    parser.add_argument("--batches", nargs="*", type=int, default=list(DECODE_BATCHES))
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     options = parser.parse_args(arguments)
     device = torch.device("cuda", torch.cuda.current_device())
-    listed = cases(options.shapes, options.batches)
+    listed = cases(options.heads, options.shapes, options.batches)
     if options.warm:
         rank, of = (int(part) for part in options.warm.split("/"))
-        shorten_autotuning(rank // len(HEADS), max(of // len(HEADS), 1))
-        heads = list(HEADS)[rank % len(HEADS)]
+        share = len(options.heads)
+        shorten_autotuning(rank // share, max(of // share, 1))
+        heads = options.heads[rank % share]
         for shape in options.shapes:
             for row in prefill_rows(heads, shape, device, warm=True):
                 if row.get("failed"):

@@ -28,7 +28,8 @@ from hybridplan.kernels.gated_delta.recurrent import recurrent_step as gated_ste
 from hybridplan.kernels.kimi_delta.chunk import chunk_prefill as kimi_prefill
 from hybridplan.kernels.kimi_delta.recurrent import recurrent_step as kimi_step
 
-os.environ.setdefault("FLA_TILELANG", "0")  # fla hands over to TileLang where that is installed
+# fla hands calls over to TileLang, FlashKDA and others where they are installed
+os.environ.setdefault("FLA_DISABLE_BACKEND_DISPATCH", "1")
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Adapter = Callable[[Inputs, dict[str, Any]], Result]
