@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from hybridplan.cli import engine_options as engine_flag
 from hybridplan.cli import flags
-from hybridplan.cli import simulate as replayed
 from hybridplan.cli.common import JsonFlag, print_json, print_report
 from hybridplan.errors import InputError
 
@@ -39,7 +38,7 @@ def _calibrate(
     engine: flags.Engine = "vllm@0.33",
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
-    num_blocks: Annotated[int | None, replayed._BLOCKS] = None,
+    num_blocks: engine_flag.NumBlocks = None,
     memory_utilization: flags.Utilisation = None,
     weights_memory: flags.Weights = None,
     tp: flags.Tp = 1,
@@ -53,12 +52,12 @@ def _calibrate(
     max_num_batched_tokens: flags.BatchedTokens = None,
     block_size: flags.BlockTokens = None,
     prefix_caching: flags.PrefixCaching = None,
-    async_scheduling: Annotated[bool, replayed._ASYNC] = True,
-    max_running_requests: Annotated[int | None, replayed._RUNNING] = None,
+    async_scheduling: engine_flag.AsyncScheduling = True,
+    max_running_requests: engine_flag.MaxRunningRequests = None,
     download: flags.Download = False,
     json: JsonFlag = False,
 ) -> int:
-    given = {**_simulate_defaults(), **locals()}
+    given = locals()
     from hybridplan.config.find import load
     from hybridplan.ledger.calibration import save as write
     from hybridplan.ledger.deployment import Deployment, parse_engine
@@ -73,8 +72,8 @@ def _calibrate(
     asked = EngineAsk(
         load(model, download=download),
         deployment,
-        replayed._engine_flags(deployment, given),
-        replayed._memory(name, given),
+        engine_flag.engine_flags(deployment, given),
+        engine_flag.engine_memory(name, given),
     )
     on_round = _show if sys.stderr.isatty() else None
     result = fit_log(FitAsk(read_log(log), asked, fit_share, split, card), on_round=on_round)
@@ -94,9 +93,3 @@ def _calibrate(
 def _show(replay: int) -> None:
     sys.stderr.write(f"\rreplay {replay} \r")
     sys.stderr.flush()
-
-
-def _simulate_defaults() -> dict[str, Any]:
-    """Simulate's flags that a calibration has not, at their defaults."""
-    found = signature(replayed._simulate).parameters.values()
-    return {flag.name: flag.default for flag in found if flag.default is not flag.empty}

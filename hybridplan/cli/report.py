@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridplan.cli import engine_options as engine_flag
 from hybridplan.cli import flags
-from hybridplan.cli import simulate as replayed
+from hybridplan.cli import time_options as time_flag
 from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import interrupted
 from hybridplan.errors import InputError
@@ -46,6 +47,12 @@ def _report(
     weights_memory: Annotated[str | None, _WEIGHTS] = None,
     arrival: Annotated[str, _ARRIVAL] = "sequential",
     session_gap: Annotated[float | None, _GAP] = None,
+    calibration: time_flag.Calibrated = None,
+    rate: time_flag.Rate = None,
+    slo: time_flag.Slo = None,
+    slo_share: time_flag.SloShare = None,
+    find_rate: time_flag.FindRate = False,
+    baseline: time_flag.Baseline = True,
     limit: trace_flag.Limit = None,
     advice: Annotated[str, _ADVICE] = "auto",
     tp: flags.Tp = 1,
@@ -103,11 +110,13 @@ def _report(
         )
     name, version = parse_engine(engine)
     deployment = Deployment(name, version, tp, pp, dcp, kv_dtype, state_dtype, conv_dtype, drafts)
-    given = {**_simulate_defaults(), **written}
     spec = load(model, download=download)
-    opened = trace_flag.open_with(trace, given)
+    opened = trace_flag.open_with(trace, written)
     asked = EngineAsk(
-        spec, deployment, replayed._engine_flags(deployment, given), replayed._memory(name, given)
+        spec,
+        deployment,
+        engine_flag.engine_flags(deployment, written),
+        engine_flag.engine_memory(name, written),
     )
     plan = _plan(asked)
     ask = SimulateAsk(
@@ -116,6 +125,7 @@ def _report(
         arrival=parse_arrival(arrival),
         session_gap_s=session_gap,
         advice=advice,  # type: ignore[arg-type]
+        timing=time_flag.time_ask(spec, written),
     )
     with ExitStack() as stack:
         watch = stack.enter_context(watching(lambda: sum(1 for _ in opened.requests())))
@@ -129,12 +139,6 @@ def _report(
     if result.interrupted is not None:
         return interrupted(f"interrupted during the {result.interrupted}")
     return 0
-
-
-def _simulate_defaults() -> dict[str, Any]:
-    """Simulate's flags that a report has not, at their defaults."""
-    found = signature(replayed._simulate).parameters.values()
-    return {flag.name: flag.default for flag in found if flag.default is not flag.empty}
 
 
 def _plan(asked: EngineAsk) -> VllmResult | SglangResult:

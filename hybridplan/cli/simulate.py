@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from hybridplan.cli import engine_options as engine_flag
 from hybridplan.cli import flags
 from hybridplan.cli import fleet_flags as fleet_flag
 from hybridplan.cli import time_options as time_flag
@@ -15,16 +16,8 @@ from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
 
-if TYPE_CHECKING:
-    from hybridplan.ledger.deployment import Deployment
-    from hybridplan.ledger.planning.ask import MemoryAsk
-    from hybridplan.sim.setup import SglangFlags, VllmFlags
-
 _TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
 _MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
-_BLOCKS = typer.Option(
-    "--num-blocks", "--num-gpu-blocks-override", help="Blocks of vLLM's pool, given."
-)
 _ARRIVAL = typer.Option(
     "--arrival",
     help="sequential; closed:N (N in flight); timed (the trace's clock; steps as --calibration has"
@@ -46,7 +39,6 @@ _WATERMARK = typer.Option("--watermark", help="vLLM: share of the pool kept from
 _ACCEPTED = typer.Option("--accepted-drafts", help="Drafts accepted per verification: 2 or 0,1,2.")
 _METHOD = typer.Option("--draft-method", help="mtp, ngram, eagle3, dflash, ...")
 _BACKEND = typer.Option("--attention-backend", help="FLASH_ATTN, FLASHINFER, TRITON_ATTN, ...")
-_ASYNC = typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM: as at boot.")
 _WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
 _ACTIVATION = typer.Option("--activation-memory", help="Peak activations on a rank.")
 _GRAPHS = typer.Option("--graph-memory", help="CUDA graphs on a rank.")
@@ -59,7 +51,6 @@ _TRACK = typer.Option("--mamba-track-interval", help="SGLang: tokens between dec
 _STRATEGY = typer.Option("--mamba-radix-cache-strategy", help="SGLang: auto, no_buffer, ...")
 _RATIO = typer.Option("--mamba-full-memory-ratio", help="SGLang: state bytes over KV bytes.")
 _SLOTS = typer.Option("--max-mamba-cache-size", help="SGLang: state slots, given.")
-_RUNNING = typer.Option("--max-running-requests", help="SGLang: running requests at most.")
 _PAGE = typer.Option("--page-size", help="SGLang: tokens of a KV page.")
 _BOUNDS = typer.Option(
     "--bounds/--no-bounds", help="Replay again for the upper bound where the trace is coarse."
@@ -87,7 +78,7 @@ def _simulate(
     engine: flags.Engine = "vllm@0.33",
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
-    num_blocks: Annotated[int | None, _BLOCKS] = None,
+    num_blocks: engine_flag.NumBlocks = None,
     arrival: Annotated[str, _ARRIVAL] = "sequential",
     session_gap: Annotated[float | None, _GAP] = None,
     calibration: time_flag.Calibrated = None,
@@ -146,11 +137,11 @@ def _simulate(
     policy: Annotated[str, _POLICY] = "engine",
     watermark: Annotated[float, _WATERMARK] = 0.0,
     attention_backend: Annotated[str | None, _BACKEND] = None,
-    async_scheduling: Annotated[bool, _ASYNC] = True,
+    async_scheduling: engine_flag.AsyncScheduling = True,
     mamba_radix_cache_strategy: Annotated[str | None, _STRATEGY] = None,
     mamba_full_memory_ratio: Annotated[str | None, _RATIO] = None,
     max_mamba_cache_size: Annotated[int | None, _SLOTS] = None,
-    max_running_requests: Annotated[int | None, _RUNNING] = None,
+    max_running_requests: engine_flag.MaxRunningRequests = None,
     page_size: Annotated[int | None, _PAGE] = None,
     chunked_prefill_size: Annotated[int | None, _PREFILL] = None,
     mamba_max_states_per_path: Annotated[int | None, _PATH] = None,
@@ -206,8 +197,8 @@ def _simulate(
         engine=EngineAsk(
             spec,
             deployment,
-            _engine_flags(deployment, given),
-            _memory(name, given),
+            engine_flag.engine_flags(deployment, given),
+            engine_flag.engine_memory(name, given),
         ),
         trace=opened,
         arrival=arrives,
@@ -240,130 +231,3 @@ def _simulate(
         return interrupted(f"interrupted during the {result.interrupted}")
     attained = result.time.attained if result.time is not None else None
     return 1 if attained is not None and not attained.kept else 0
-
-
-def _memory(engine: str, given: dict[str, Any]) -> MemoryAsk | None:
-    from hybridplan.ledger.gpu import find_gpu
-    from hybridplan.ledger.memory import VLLM_UTILISATION
-    from hybridplan.ledger.planning.ask import MemoryAsk
-    from hybridplan.ledger.planning.sglang import SGLANG_FRACTION
-
-    gpu, kv_memory = given["gpu"], given["kv_memory"]
-    if gpu is None and kv_memory is None:
-        for flag in ("memory_utilization", *_ALLOWANCES):
-            if given[flag] is not None:
-                raise InputError(
-                    f"--{flag.replace('_', '-')} divides a card's memory; name the card with --gpu"
-                )
-        return None
-    usual = SGLANG_FRACTION if engine == "sglang" else VLLM_UTILISATION
-    asked = given["memory_utilization"]
-    return MemoryAsk(
-        gpu=find_gpu(gpu) if gpu is not None else None,
-        kv_memory_bytes=flags.size_or_none(kv_memory, "--kv-memory"),
-        utilisation=usual if asked is None else asked,
-        weights_bytes=flags.size_or_none(given["weights_memory"], "--weights-memory"),
-        activation_bytes=flags.size_or_none(given["activation_memory"], "--activation-memory"),
-        graph_bytes=flags.size_or_none(given["graph_memory"], "--graph-memory"),
-    )
-
-
-_ALLOWANCES = ("weights_memory", "activation_memory", "graph_memory")
-_VLLM_ONLY = (
-    "num_blocks", "max_num_seqs", "max_num_batched_tokens", "block_size", "prefix_match_unit",
-    "prefix_cache_retention_interval", "attention_backend", "draft_method", "accepted_drafts",
-)  # fmt: skip
-_SGLANG_ONLY = (
-    "mamba_radix_cache_strategy", "mamba_full_memory_ratio", "max_mamba_cache_size",
-    "max_running_requests", "page_size", "hicache_ratio", "hicache_size", "chunked_prefill_size",
-    "mamba_max_states_per_path", "mamba_track_interval",
-)  # fmt: skip
-
-
-def _engine_flags(deployment: Deployment, given: dict[str, Any]) -> VllmFlags | SglangFlags:
-    engine = deployment.engine
-    if engine not in ("vllm", "sglang"):
-        raise InputError(f"--engine {engine} has no replay; use vllm or sglang")
-    owner, foreign = ("sglang", _SGLANG_ONLY) if engine == "vllm" else ("vllm", _VLLM_ONLY)
-    for name in foreign:
-        if given[name] is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} is a setting of {owner} and the engine is {engine}; drop it")
-    return _vllm(given) if engine == "vllm" else _sglang(given)
-
-
-def _vllm(given: dict[str, Any]) -> VllmFlags:
-    from hybridplan.ledger.vllm.options import VllmOptions
-    from hybridplan.sim.setup import VllmFlags
-
-    method = given["draft_method"]
-    return VllmFlags(
-        options=VllmOptions(
-            max_model_len=given["max_model_len"],
-            prefix_caching=given["prefix_caching"],
-            prefix_match_unit=given["prefix_match_unit"],
-            block_tokens=given["block_size"],
-            attention_backend=given["attention_backend"],
-            async_scheduling=given["async_scheduling"],
-            replayssm_tokens=flags.ring_tokens(given["replayssm"]),
-            **({} if method is None else {"draft_method": method}),
-        ),
-        max_num_seqs=given["max_num_seqs"],
-        max_num_batched_tokens=given["max_num_batched_tokens"],
-        num_blocks=given["num_blocks"],
-        retention_interval=_interval(given["prefix_cache_retention_interval"]),
-        shared_prefix_checkpoint=given["enable_mamba_shared_prefix_checkpoint"],
-        watermark=given["watermark"],
-        policy=given["policy"],
-        accepted_drafts=_accepted(given["accepted_drafts"]),
-    )
-
-
-def _sglang(given: dict[str, Any]) -> SglangFlags:
-    from hybridplan.ledger.sglang.options import SglangOptions
-    from hybridplan.sim.setup import SglangFlags
-
-    if given["policy"] != "engine":
-        raise InputError(
-            "--policy is a choice of the vllm replay and the engine is sglang; drop it"
-        )
-    host, track = given["hicache_ratio"], given["mamba_track_interval"]
-    path = given["mamba_max_states_per_path"]
-    return SglangFlags(
-        SglangOptions(
-            strategy=given["mamba_radix_cache_strategy"] or "auto",
-            ratio=flags.fraction(
-                given["mamba_full_memory_ratio"] or "0.9", "--mamba-full-memory-ratio"
-            ),
-            slots=given["max_mamba_cache_size"],
-            max_running_requests=given["max_running_requests"],
-            context_tokens=given["max_model_len"],
-            page_tokens=given["page_size"] or 1,
-            radix_cache=given["prefix_caching"] is not False,
-            replay=flags.replay_mode(given["replayssm"]),
-            host_ratio=flags.fraction(host, "--hicache-ratio") if host else None,
-            host_bytes=flags.size_or_none(given["hicache_size"], "--hicache-size"),
-            **{"track_interval_tokens": track} if track is not None else {},
-        ),
-        chunked_prefill_tokens=given["chunked_prefill_size"],
-        max_states_per_path=-1 if path is None else path,
-    )
-
-
-def _interval(text: str | None) -> int | None:
-    if text is None:
-        return 0
-    if text.lower() == "none":
-        return None
-    if not text.isdigit():
-        raise InputError(
-            f"--prefix-cache-retention-interval {text!r} must be none, 0 or a number of tokens"
-        )
-    return int(text)
-
-
-def _accepted(text: str | None) -> tuple[int, ...]:
-    parts = (text or "0").split(",")
-    if not all(part.strip().isdigit() for part in parts):
-        raise InputError(f"--accepted-drafts {text!r} must be whole numbers such as 2 or 0,1,2")
-    return tuple(int(part) for part in parts)
