@@ -85,12 +85,12 @@ def routers_screen(found: RouterComparison) -> list[RenderableType]:
     first = found.answers[0]
     parts: list[RenderableType] = [_head(first), _set(first, many=True), ""]
     grid = _grid()
-    for reference in first.references:
+    for reference in first.references if first.trace.unit_tokens is not None else ():
         grid.add_row("One pool", f"{reference.hit_rate:.1%}: {reference.name}, {reference.pool}")
-    if first.ceiling_tokens is not None and first.total.prompt_tokens:
+    if first.ceiling_tokens and first.total.prompt_tokens:
         rate = first.ceiling_tokens / first.total.prompt_tokens
         grid.add_row("Ceiling", f"{rate:.1%}: an infinite cache for all of them")
-    parts.append(grid)
+    parts += [grid, ""] if grid.row_count else []
     timed = first.total.latencies is not None
     names = ["router", "hit rate", "elsewhere", "computed", "busiest"]
     names += ["TTFT p50", "p99", "TPOT p50", "p99"] if timed else ["evictions"]
@@ -114,7 +114,7 @@ def routers_screen(found: RouterComparison) -> list[RenderableType]:
         " busiest: the busiest replica over the mean, in "
         + ("time" if first.imbalance.busy is not None else "computed tokens")
     )
-    parts += ["", table, Padding(Text(meaning), _INDENT)]
+    parts += [table, Padding(Text(meaning), _INDENT)]
     said = [one for answer in found.answers for one in answer.assumptions]
     return parts + _assumptions(tuple(dict.fromkeys(said)))
 
@@ -155,6 +155,12 @@ def _fleet(result: FleetResult, many: bool) -> str:
 def _hits(result: FleetResult) -> Table:
     total = result.total
     grid = _grid()
+    if result.trace.unit_tokens is None:
+        unknown = "unknown: the trace has no prefix ids, so nothing tells which prompts start alike"
+        grid.add_row("Usable hit", Text(unknown, style="bold"))
+        prompts = f"{total.prompt_tokens:,} prompt tokens of {total.requests:,} requests"
+        grid.add_row("", f"all {prompts} count as new")
+        return grid
     usable = f"{total.hit_rate:.1%}: {total.hit_tokens:,} of {total.prompt_tokens:,} prompt tokens"
     grid.add_row("Usable hit", Text(usable + f", {total.requests:,} requests", style="bold"))
     if result.host is not None:

@@ -133,12 +133,12 @@ class FleetAsk:
         """Whether what a replica does depends on no other: it can be replayed alone."""
         if self.decode_replicas or self.host is not None:
             return False
-        if self.replicas == 1 or self.arrival == Closed(1):
+        if self.replicas == 1:
             return True
-        if not isinstance(self.arrival, Timed) or self.router.kind not in (
-            "round-robin",
-            "session",
-        ):
+        if not isinstance(self.arrival, Timed):
+            # One at a time, a replica's clock would stand still while another one works.
+            return self.arrival == Closed(1) and self.clock() is None
+        if self.router.kind not in ("round-robin", "session"):
             return False
         # A turn that waits for one elsewhere is no matter of one replica.
         return self.router.kind == "session" or self.trace.info.sessions.value == "none"

@@ -65,19 +65,23 @@ def one_large_replica(ask: FleetAsk, setup: Setup) -> Reference:
 
 
 def pooled(engine: EngineAsk, setup: Setup, times: int) -> EngineAsk:
-    """An engine's question with ``times`` its memory and running requests, steps as before."""
+    """An engine's question with ``times`` its memory and running requests (no more than a step has
+    tokens), steps as before."""
     memory = engine.memory
-    if setup.memory is not None:
-        memory = MemoryAsk(kv_memory_bytes=setup.memory.available_bytes * times)
+    if memory is not None and setup.memory is not None:
+        gpu = memory.gpu
+        if gpu is not None:
+            gpu = replace(gpu, memory_bytes=gpu.memory_bytes * times)
+        memory = MemoryAsk(gpu, setup.memory.available_bytes * times)
     flags = engine.flags
     if isinstance(flags, VllmFlags):
         blocks = flags.num_blocks
-        settings = setup.settings
+        step = _whole(setup.settings["max_num_batched_tokens"])
         flags = replace(
             flags,
             num_blocks=None if blocks is None else (blocks - 1) * times + 1,
-            max_num_batched_tokens=_whole(settings["max_num_batched_tokens"]),
-            max_num_seqs=_whole(settings["max_num_seqs"]) * times,
+            max_num_batched_tokens=step,
+            max_num_seqs=min(_whole(setup.settings["max_num_seqs"]) * times, step),
         )
     else:
         running, slots = flags.options.max_running_requests, flags.options.slots

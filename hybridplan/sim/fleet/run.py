@@ -73,8 +73,8 @@ def run_fleet(
     else:
         decoders = ()
     replicas = tuple(replica_of(part, elapsed_s) for part in parts)
-    total = total_of(ask, parts, replicas)
     times = Watches([part.watch for part in parts], ask.slo)
+    total = total_of(replicas, times)
     router_believes = ask.router.kind == "prefix-aware"
     return FleetResult(
         schema_version=SCHEMA_VERSION,
@@ -165,9 +165,7 @@ def replica_of(part: Part, elapsed_s: float | None) -> ReplicaResult:
     )
 
 
-def total_of(
-    ask: FleetAsk, parts: Sequence[Part], replicas: Sequence[ReplicaResult]
-) -> ReplicaResult:
+def total_of(replicas: Sequence[ReplicaResult], times: Watches) -> ReplicaResult:
     """All replicas as one: counts are sums, peaks are sums of peaks, times are over requests."""
 
     def added(name: str) -> int:
@@ -196,7 +194,7 @@ def total_of(
         peak_running=added("peak_running"),
         peak_waiting=added("peak_waiting"),
         busy_share=sum(busy) / len(busy) if busy else None,
-        latencies=Watches([part.watch for part in parts], ask.slo).latencies(),
+        latencies=times.latencies(),
     )
 
 

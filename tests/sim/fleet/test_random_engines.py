@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "vllm"))
 import random_cases
 import traced_cases
 
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ECHO = {"resolved": {"groups": []}}
 
 

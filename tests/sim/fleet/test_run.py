@@ -12,6 +12,8 @@ import pytest
 import hybridplan
 from hybridplan.errors import InputError
 from hybridplan.ledger.caches import model_caches
+from hybridplan.ledger.calibration import read_calibration
+from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.planning.ask import MemoryAsk
 from hybridplan.ledger.transfer import prefill_to_decode
 from hybridplan.report.document import document
@@ -148,6 +150,16 @@ def test_which_replicas_are_independent(
             run_fleet(ask, jobs=2)
 
 
+def test_one_at_a_time_on_a_clock_takes_the_time_of_all() -> None:
+    ask = fleet(
+        limit=20, calibration=read_calibration("preset:l4", "bf16"), calibration_name="preset:l4"
+    )
+    assert not ask.independent
+    result = run_fleet(ask)
+    shares = [replica.busy_share for replica in result.replicas if replica.busy_share is not None]
+    assert sum(shares) == pytest.approx(1, abs=0.01)
+
+
 def test_a_shared_clock_and_replays_apart_agree() -> None:
     """What is independent is also answered by the clock that all replicas share."""
     from hybridplan.sim.fleet.together import run_together
@@ -173,6 +185,12 @@ def test_one_pool_has_all_the_memory() -> None:
     assert large.memory.available_bytes == 3 * setup.memory.available_bytes
     assert large.settings["max_num_seqs"] == 3 * 64
     assert large.settings["max_num_batched_tokens"] == 4096
+    assert large.block_tokens == setup.block_tokens
+    on_card = replace(ask, memory=MemoryAsk(gpu=find_gpu("l4")), flags=VllmFlags())
+    card = build(on_card).setup
+    many = build(pooled(on_card, card, 100)).setup
+    assert many.block_tokens == card.block_tokens == 544
+    assert many.settings["max_num_seqs"] == many.settings["max_num_batched_tokens"]
     blocks = replace(ask, memory=None, flags=VllmFlags(num_blocks=501))
     pool = build(pooled(blocks, build(blocks).setup, 3)).setup.num_blocks
     assert pool == 1501
