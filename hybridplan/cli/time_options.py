@@ -50,7 +50,10 @@ Baseline = Annotated[
 
 
 def time_ask(spec: ModelSpec, given: Mapping[str, Any]) -> TimeAsk:
-    """What the options ask of time. Raises InputError for what they do not mean."""
+    """What the options ask of time. Raises InputError for what they do not mean.
+
+    ``given`` holds the values of a command's options by name, ``rate_tolerance`` where it has one.
+    """
     from hybridplan.ledger.calibration import read_calibration
     from hybridplan.sim.arrival import parse_rate
     from hybridplan.sim.time.ask import TimeAsk
@@ -62,7 +65,8 @@ def time_ask(spec: ModelSpec, given: Mapping[str, Any]) -> TimeAsk:
     slo, share = given["slo"], given["slo_share"]
     if slo is None and share is not None:
         raise InputError(f"--slo-share {share:g} is of an SLO; give --slo ttft=2s or drop it")
-    if given["rate_tolerance"] is not None and not given["find_rate"]:
+    tolerance = given.get("rate_tolerance")
+    if tolerance is not None and not given["find_rate"]:
         raise InputError("--rate-tolerance is of a search; give --find-rate or drop it")
     return TimeAsk(
         calibration=read_calibration(name, flop_dtype(spec)) if name is not None else None,
@@ -70,7 +74,7 @@ def time_ask(spec: ModelSpec, given: Mapping[str, Any]) -> TimeAsk:
         rate=parse_rate(given["rate"]) if given["rate"] is not None else None,
         slo=parse_slo(slo, USUAL_SHARE if share is None else share) if slo is not None else None,
         find_rate=given["find_rate"],
-        tolerance=given["rate_tolerance"] or USUAL_TOLERANCE,
+        tolerance=USUAL_TOLERANCE if tolerance is None else tolerance,
         baseline=given["baseline"],
     )
 

@@ -175,6 +175,10 @@ def test_per_request_rows_have_the_times(
         (("--rate", "x2"), "--rate scales the trace's clock"),
         (("--find-rate",), "--find-rate varies the rate of arrivals"),
         (("--rate-tolerance", "0.1"), "--rate-tolerance is of a search"),
+        (
+            ("--arrival", "timed", "--find-rate", "--slo", "ttft=1s", "--rate-tolerance", "0"),
+            "--rate-tolerance 0 must be at least 0.001",
+        ),
     ],
 )
 def test_what_cannot_be_timed_is_refused(

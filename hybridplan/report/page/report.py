@@ -10,6 +10,7 @@ from hybridplan.ledger.planning.result import SglangResult, VllmResult
 from hybridplan.ledger.result import Ledger
 from hybridplan.report.page import svg
 from hybridplan.report.page.assets import asset, escape, fill
+from hybridplan.report.page.latency_figures import latency_section
 from hybridplan.report.page.plan_figures import (
     groups_section,
     memory_section,
@@ -41,7 +42,8 @@ def report_page(parts: ReportParts) -> str:
     if setup.deployment.drafts:
         words.append(f"{setup.deployment.drafts} drafts")
     lead = f"{trace}: {replay.requests:,} requests through {', '.join(words)}, {replay.arrival}."
-    sections = [hits_section(replay), losses_section(replay), pool_section(replay)]
+    sections = [hits_section(replay), latency_section(replay.time)]
+    sections += [losses_section(replay), pool_section(replay)]
     sections.append(plan_section(plan))
     if isinstance(plan, VllmResult):
         sections.append(groups_section(plan))

@@ -39,6 +39,10 @@ class TimeAsk:
                 f"--find-rate varies the rate of arrivals and the arrival is {arrival}; use"
                 " --arrival timed"
             )
+        if not 0.001 <= self.tolerance < 1:
+            raise InputError(
+                f"--rate-tolerance {self.tolerance:g} must be at least 0.001 and below 1"
+            )
         if self.find_rate and (self.slo is None or not self.slo.limits):
             raise InputError("--find-rate needs an --slo to keep, such as ttft=2s,tpot=50ms")
         if self.slo is not None and self.calibration is None and not is_timed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import sqrt
 
-from hybridplan.errors import InputError
 from hybridplan.sim.time.result import Capacity, Probe
 from hybridplan.sim.time.slo import Slo
 
@@ -34,8 +33,6 @@ def find_rate(
 
     Speeds are rounded to four digits, so the search can be repeated by hand.
     """
-    if not 0.001 <= tolerance < 1:
-        raise InputError(f"--rate-tolerance {tolerance:g} must be at least 0.001 and below 1")
     found = [probe(start) if seen is None else seen]
     best, worst = (found[0], None) if found[0].kept else (None, found[0])
     while best is None or worst is None:

@@ -10,13 +10,14 @@ from hybridplan.ledger.calibration import Constant
 from hybridplan.sim.time.slo import Slo
 
 How = Literal["measured", "assumed"]
-QUANTILES = (0.50, 0.90, 0.99)
+CURVE_PERCENTS = (*range(0, 100, 5), 99, 100)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
     """Of ``requests`` values. A quantile q is the smallest value that at least q of them do not
-    exceed (nearest rank: value number ceil(q n) of the sorted ones), so it is one that occurred."""
+    exceed (nearest rank: value number ceil(q n) of the sorted ones), so it is one that occurred.
+    ``curve_s`` are those at CURVE_PERCENTS, from the smallest value to the largest."""
 
     requests: int
     mean_s: float
@@ -24,6 +25,7 @@ class Quantiles:
     p90_s: float
     p99_s: float
     max_s: float
+    curve_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from math import fsum
 
 from hybridplan.sim.outcome import RequestOutcome
 from hybridplan.sim.time.clock import StepClock
-from hybridplan.sim.time.result import Attained, Latencies, Quantiles
+from hybridplan.sim.time.result import CURVE_PERCENTS, Attained, Latencies, Quantiles
 from hybridplan.sim.time.slo import Slo
 
 
@@ -119,6 +119,7 @@ def quantiles(values: array[float] | list[float]) -> Quantiles | None:
         p90_s=ordered[rank(90, len(ordered))],
         p99_s=ordered[rank(99, len(ordered))],
         max_s=ordered[-1],
+        curve_s=tuple(ordered[rank(percent, len(ordered))] for percent in CURVE_PERCENTS),
     )
 
 
