@@ -178,6 +178,8 @@ def _fleet(base: SimulateAsk, given: Mapping[str, Any]) -> FleetAsk:
         value: Path | None = given[name]
         if value is not None:
             raise InputError(f"{_flag(name)} {value} is written for one engine; drop it")
+    if given["advice"] == "full":
+        raise InputError("--advice full looks for flags of one engine; drop it")
     if given["find_rate"]:
         raise InputError(
             "--find-rate varies the load of one engine; with a fleet, --find-replicas varies its"

@@ -319,6 +319,13 @@ def _transfer(found: TransferResult) -> list[tuple[str, str]]:
         )
         busiest = f"busiest sender {_share(found.sender_busy_share)} of the time, "
         lines.append(("", busiest + f"busiest receiver {_share(found.receiver_busy_share)}"))
+    held = f"the fullest held at most {found.decode_peak_blocks:,} blocks"
+    if found.decode_blocks:
+        share = found.decode_peak_blocks / found.decode_blocks
+        held += f" of {found.decode_blocks:,} ({share:.1%})"
+    queued = found.decode_peak_waiting
+    waited = f"at most {queued:,} waited at one" if queued else "nobody waited for room"
+    lines.append(("Decoders", f"{held}; {waited}"))
     return lines
 
 

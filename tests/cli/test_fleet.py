@@ -145,6 +145,7 @@ WRONG = {
         ("--prefill-replicas", "1", "--decode-replicas", "1", "--pp", "2"), "pipeline stages",
     ),
     "host tier of sglang": (("--host-gib", "2", "--engine", "sglang"), "--hicache-size"),
+    "advice": (("--replicas", "2", "--advice", "full"), "one engine"),
     "files": (("--replicas", "2", "--per-request", "out.csv"), "one engine"),
     "no cluster": (("--replicas", "2", "--scheduler", "here"), "tcp://"),
 }  # fmt: skip

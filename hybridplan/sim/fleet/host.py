@@ -138,6 +138,7 @@ class HostTier:
         self.stateless_tokens = 0
         self._asked = 0
         self._loads: dict[int, Load] = {}
+        # The scheduler asks this very object, and others have hooked its managers already.
         coordinator = engine.engine.scheduler.coordinator
         self._on_device = coordinator.lookup
         coordinator.lookup = self._lookup  # type: ignore[method-assign]

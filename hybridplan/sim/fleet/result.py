@@ -109,7 +109,8 @@ class TransferResult:
     """Prefill to decode: bytes of one rank, seconds a request waited for links and for bytes.
 
     ``most_bytes`` is the largest request's. ``link_busy_share`` is the busiest sender's and the
-    busiest receiver's. ``decode_blocks`` bound how many requests decode at once.
+    busiest receiver's. ``decode_blocks`` bound how many requests decode at once, and the fullest
+    decoder held no more than ``decode_peak_blocks`` of them (the sum of its groups' peaks).
     """
 
     prefill_replicas: int
@@ -125,6 +126,7 @@ class TransferResult:
     sender_busy_share: float | None
     receiver_busy_share: float | None
     decode_blocks: int | None
+    decode_peak_blocks: int
     decode_peak_running: int
     decode_peak_waiting: int
     decode_preemptions: int

@@ -43,6 +43,9 @@ def transfer_result(
         sender_busy_share=_busiest(fleet.sending, ticks, elapsed_s),
         receiver_busy_share=_busiest(fleet.receiving, ticks, elapsed_s),
         decode_blocks=built.setup.num_blocks,
+        decode_peak_blocks=max(
+            sum(group.peak_blocks for group in summary.use.groups) for summary in decoders
+        ),
         decode_peak_running=max(summary.peak_running for summary in decoders),
         decode_peak_waiting=max(summary.peak_waiting for summary in decoders),
         decode_preemptions=sum(summary.preemptions for summary in decoders),
