@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -31,6 +32,38 @@ def require_kernels(*, interpreted: bool) -> Any:
     if interpreted:
         os.environ["TRITON_INTERPRET"] = "1"
     return torch
+
+
+@dataclass
+class Compiled:
+    """Kernels that Triton had to compile since it was watched, and the seconds that took."""
+
+    kernels: int = 0
+    seconds: float = 0.0
+
+    def note(self) -> tuple[str, ...]:
+        """A sentence on them; () where all came from Triton's cache."""
+        if not self.kernels:
+            return ()
+        return (
+            f"{self.kernels} kernels were compiled in {self.seconds:.0f} s of this run; they are "
+            "kept, so the next run here is that much shorter",
+        )
+
+
+def watch_compiler() -> Compiled:
+    """Count what Triton compiles from now on."""
+    from triton import knobs
+
+    seen = Compiled()
+
+    def listen(*, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            seen.kernels += 1
+            seen.seconds += times.total / 1e6
+
+    knobs.compilation.listener = listen
+    return seen
 
 
 def version(package: str) -> str:

@@ -71,6 +71,7 @@ def run(ask: Ask, say: Say = lambda _: None) -> MeasureResult:
 
     torch.manual_seed(0)
     notes: list[str] = []
+    compiled = extras.watch_compiler()
     timer = None if cpu else Timer(torch, device, card.l2_bytes)
     shapes = tiny(ask.spec) if cpu else ask.spec
     context = Context(
@@ -109,7 +110,7 @@ def run(ask: Ask, say: Say = lambda _: None) -> MeasureResult:
             keep_busy(device, context.rates, card.free_bytes)  # so that clocks are those of a load
         card = replace(card, after=devices.clocks(torch, device))
         context.constants.update(context.rates.constants())
-    notes += _observations(card, checks)
+    notes += [*compiled.note(), *_observations(card, checks)]
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return MeasureResult(
         schema_version=RESULT_VERSION,

@@ -128,6 +128,22 @@ def test_after_a_lost_device_the_other_checks_fail_without_running(
     ]
 
 
+def test_kernels_that_had_to_be_compiled_are_counted_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.compilation, "listener", None)
+    seen = extras.watch_compiler()
+    assert seen.note() == ()
+    for seconds, hit in ((2.0, False), (9.0, True), (1.5, False)):
+        times = type("Times", (), {"total": 1e6 * seconds})()
+        knobs.compilation.listener(
+            src=None, metadata={}, metadata_group={}, times=times, cache_hit=hit
+        )
+    assert seen.note()[0].startswith("2 kernels were compiled in 4 s of this run")
+
+
 def test_curves_and_constants_keep_numbers_only() -> None:
     curve = Series("decode", "n", "x", "y", (
         Point(1.0, 2.0, math.nan), Point(2.0, math.inf, 3.0), Point(3.0, 4.0, 5.0),
