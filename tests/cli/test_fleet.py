@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from hybridplan import Deployment, load
 from hybridplan.cli import run
+from hybridplan.report.fleet import size_screen
+from hybridplan.sim.arrival import Timed
+from hybridplan.sim.fleet.ask import FleetAsk
+from hybridplan.sim.fleet.find import find_replicas
 from hybridplan.sim.fleet.routers import ROUTERS
+from hybridplan.sim.run import SimulateAsk
+from hybridplan.sim.setup import EngineAsk, VllmFlags
+from hybridplan.sim.time.ask import TimeAsk
+from hybridplan.sim.time.slo import parse_slo
+from hybridplan.sim.traces import open_trace
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 AGENTS = ("--trace", str(DATA / "lmcache_agent_derived.jsonl.gz"), "--limit", "60", "--gpu", "l4")
@@ -93,6 +106,28 @@ def test_the_search_names_a_number(capsys: Capture) -> None:
     out = printed(capsys, *TIMED, "--find-replicas", "--slo", "ttft=9s")
     assert "1 replica" in out
     assert "kept" in out
+
+
+def test_processes_print_what_one_process_prints(capsys: Capture) -> None:
+    fleet = (*TIMED, "--replicas", "3", "--router", "session")
+    assert printed(capsys, *fleet, "--jobs", "2") == printed(capsys, *fleet)
+
+
+def test_a_larger_fleet_that_fails_is_owned_up_to() -> None:
+    ask = SimulateAsk(
+        EngineAsk(load("qwen3.5-0.8b"), Deployment("vllm", "0.33"), VllmFlags(num_blocks=600)),
+        open_trace(AGENTS[1], limit=5),
+        Timed(),
+        1.0,
+        timing=TimeAsk(slo=parse_slo("ttft=9s")),
+    )
+    size = find_replicas(FleetAsk(ask))
+    assert size.monotonic
+    for monotonic in (True, False):
+        text = StringIO()
+        Console(file=text, width=110).print(*size_screen(replace(size, monotonic=monotonic)))
+        said = "a larger fleet that was tried does not keep it" in text.getvalue()
+        assert said is not monotonic
 
 
 WRONG = {
