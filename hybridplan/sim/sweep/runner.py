@@ -96,15 +96,23 @@ def _dask(address: str) -> Iterator[Executor]:
             f"--scheduler {address}: no Dask scheduler with a worker answered in {_CONNECT_S} s"
             f" ({type(error).__name__})"
         ) from None
-    # A scheduler that goes away is told in one sentence, not by the client's own tracebacks.
-    log = logging.getLogger("distributed")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
+    with _silenced("distributed"), client:
+        yield client.get_executor(pure=False)
+
+
+@contextmanager
+def _silenced(package: str) -> Iterator[None]:
+    """Without the package's log: a scheduler that goes away is told in one sentence, not by its
+    client's tracebacks."""
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == package]
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
-        with client:
-            yield client.get_executor(pure=False)
+        yield
     finally:
-        log.setLevel(level)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import logging
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import pytest
 from hybridplan.errors import InputError, MissingExtraError
 from hybridplan.sim.sweep import export
 from hybridplan.sim.sweep.grid import Grid, expand
-from hybridplan.sim.sweep.runner import RayExecutor, connect
+from hybridplan.sim.sweep.runner import RayExecutor, _silenced, connect
 from hybridplan.sim.sweep.store import Record, opened
 from hybridplan.sim.sweep.sweep import SweepProgress, SweepResult, sweep
 
@@ -244,6 +245,16 @@ def test_a_cluster_that_cannot_run_cells_ends_the_sweep(grid: Grid, tmp_path: Pa
 
     with opened(tmp_path / "s.jsonl") as store, pytest.raises(InputError, match="deserializ"):
         sweep(grid, store, unable)
+
+
+def test_a_clients_log_is_silent_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("gone", "gone.client"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with _silenced("gone"):
+        logging.getLogger("gone.client").error("a traceback")
+        logging.getLogger("other").error("seen")
+    logging.getLogger("gone.client").error("back")
+    assert [record.message for record in caplog.records] == ["seen", "back"]
 
 
 def test_local_processes_do_not_outlive_a_call() -> None:
