@@ -283,7 +283,8 @@ def _facts(result: FleetResult) -> Table:
         grid.add_row(
             "Throughput",
             f"{result.requests_per_s:.3g} requests/s, {result.output_tokens_per_s:,.0f} output "
-            f"tokens/s; the last token came after {seconds(result.elapsed_s or 0.0)}",
+            f"tokens/s ({result.output_tokens_per_s / result.gpus:,.0f} a GPU); the last token "
+            f"came after {seconds(result.elapsed_s or 0.0)}",
         )
         if result.setup.num_blocks is not None:
             grid.add_row("Evictions", f"{result.total.evictions:,} blocks over all replicas")

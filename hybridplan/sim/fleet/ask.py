@@ -88,6 +88,12 @@ class FleetAsk:
         return tuple(f"decode-{index}" for index in range(self.decode_replicas))
 
     @property
+    def gpus(self) -> int:
+        """Ranks of all instances; a DCP rank is one of TP's."""
+        deployment = self.engine.deployment
+        return (self.replicas + self.decode_replicas) * deployment.tp * deployment.pp
+
+    @property
     def engine(self) -> EngineAsk:
         """Of one replica."""
         return self.base.engine

@@ -138,7 +138,8 @@ class FleetResult:
 
     ``setup`` is one replica's. ``believed_tokens`` is what the router took for cached where it
     sent requests (prefix-aware only). ``losses`` sum to the fleet's ceiling less its hits.
-    ``ceiling_tokens`` is what one infinite cache for the whole fleet would have given.
+    ``ceiling_tokens`` is what one infinite cache for the whole fleet would have given. ``gpus`` are
+    the ranks of all instances.
     """
 
     schema_version: int
@@ -158,6 +159,7 @@ class FleetResult:
     elapsed_s: float | None
     requests_per_s: float | None
     output_tokens_per_s: float | None
+    gpus: int
     attained: Attained | None
     host: HostResult | None
     transfer: TransferResult | None

@@ -96,6 +96,7 @@ def run_fleet(
         elapsed_s=elapsed_s,
         requests_per_s=times.per_s(times.requests) if times.requests else None,
         output_tokens_per_s=times.per_s(times.output_tokens) if times.requests else None,
+        gpus=ask.gpus,
         attained=times.attained() if times.requests else None,
         host=host_result(ask, together, elapsed_s) if together is not None else None,
         transfer=transfer_result(ask, built, together, elapsed_s) if together is not None else None,
