@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import functools
 import json
+import platform
 import statistics
 import sys
 import time
@@ -151,8 +152,8 @@ def calls(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
         ),
     )
     yield "scalar_decay decode", functools.partial(
-        ssd_step.recurrent_step, q[:8], k[:8], v[:8], MambaStep(some(8, 64), head, head.clone()), pool,
-        slots,
+        ssd_step.recurrent_step, q[:8], k[:8], v[:8], MambaStep(some(8, 64), head, head.clone()),
+        pool, slots,
     )  # fmt: skip
     g = some(tokens, 16, 128)
     pool = some(9, 16, 128, 128, dtype=torch.float32)
@@ -267,6 +268,16 @@ def staged() -> Iterator[Stages]:
             setattr(owner, name, old)
 
 
+def cpu_name() -> str:
+    """Model of the processor, where Linux tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
 def main() -> None:
     """Print a table; with --json also keep the rows and the versions."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -285,7 +296,7 @@ def main() -> None:
     for refusal in sorted({r for row in rows for r in row.refusals}):
         sys.stdout.write(f"direct launch refused: {refusal}\n")
     if args.json:
-        found = {"triton": triton.__version__, "torch": torch.__version__}
+        found = {"triton": triton.__version__, "torch": torch.__version__, "cpu": cpu_name()}
         text = json.dumps({**found, "rows": [asdict(r) for r in rows]}, indent=1)
         args.json.write_text(text + "\n")
 

@@ -82,7 +82,7 @@ class Direct:
         if found is None:
             assert self._encode is not None
             if len(_maps) >= _MOST_MAPS:
-                _maps.pop(next(iter(_maps)))
+                _maps.pop(next(iter(_maps)), None)
             at = Address(address, tile[0].dtype)
             found = _maps[key] = self._encode((at, rows, columns, stride, block), place)
         return found

@@ -170,5 +170,5 @@ class Recipes:
         if made is None:
             return
         if len(self._kept) >= self._most:
-            self._kept.pop(next(iter(self._kept)))
+            self._kept.pop(next(iter(self._kept)), None)
         self._kept[key] = made
