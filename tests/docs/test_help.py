@@ -63,6 +63,8 @@ def test_without_a_topic_they_are_listed(capsys: Capture) -> None:
         ("explain_log", "plan.md"),
         ("FORMATS", "traces.md"),
         ("schema", "json.md"),
+        ("calibration", "calibrate.md"),
+        ("pd", "fleet.md"),
         ("exit-codes", "exit-codes.md"),
         ("vllm", "engines/vllm.md"),
     ],
