@@ -31,7 +31,10 @@ def assumptions_of(ask: FleetAsk, setup: Setup, parts: Sequence[Part]) -> tuple[
             "a transfer begins when the prefill has ended, and has one link a rank at both ends to"
             " itself; the decoder is the one with the least outstanding prompt tokens"
         )
-        said.append("decoders receive every prompt whole, whatever they still hold of it")
+        said.append(
+            "decoders receive every prompt whole; vLLM asks only for what they do not hold, so the"
+            " bytes are an upper bound"
+        )
         if ask.transfer is None:
             said.append("no --transfer-gb-s was given, so transfers take no time")
     if ask.host is not None:
