@@ -155,8 +155,8 @@ def flashqla_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
 
 
 def flashinfer_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
-    """FlashInfer's kernel behind fla's l2-norm; its own flag does nothing on Hopper (0.6.13)."""
-    from fla.modules.norm.l2norm import l2norm_fwd
+    """FlashInfer with its own l2-norm; before 0.7 it has none on Hopper, so behind fla's."""
+    import flashinfer
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
     if "flashinfer" not in kept:
@@ -169,11 +169,17 @@ def flashinfer_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
             "output": torch.empty_like(x.v),
             "output_state": torch.empty_like(state),
         }
+        kept["own norm"] = tuple(map(int, flashinfer.__version__.split(".")[:2])) >= (0, 7)
+    q, k = x.q, x.k
     with torch.inference_mode():
-        q, k = (l2norm_fwd(t)[0] for t in (x.q, x.k))
+        if not kept["own norm"]:
+            from fla.modules.norm.l2norm import l2norm_fwd
+
+            q, k = l2norm_fwd(q)[0], l2norm_fwd(k)[0]
         o, s = chunk_gated_delta_rule(
-            q, k, x.v, scale=D**-0.5, output_final_state=True, **kept["flashinfer"]
-        )
+            q, k, x.v, scale=D**-0.5, output_final_state=True,
+            use_qk_l2norm_in_kernel=kept["own norm"], **kept["flashinfer"],
+        )  # fmt: skip
     return o, s
 
 
@@ -325,7 +331,7 @@ PREFILL = (
     Peer("fla", fla_prefill, SCALAR, ("fla",)),
     Peer("fla", fla_kimi_prefill, KIMI, ("fla",)),
     Peer("vllm", vllm_prefill, SCALAR + KIMI, ("vllm",)),
-    Peer("flashinfer", flashinfer_prefill, SCALAR, ("flashinfer.gdn_prefill", "fla")),
+    Peer("flashinfer", flashinfer_prefill, SCALAR, ("flashinfer.gdn_prefill",)),
     Peer("flashqla", flashqla_prefill, SCALAR, ("flash_qla",)),
     Peer("flashkda", flashkda_prefill, BOUNDED, ("flash_kda",)),
 )
