@@ -97,6 +97,7 @@ def _report(
     from hybridplan.report.page.report import ReportParts, report_page
     from hybridplan.report.plot import curve_contexts
     from hybridplan.sim.arrival import parse_arrival
+    from hybridplan.sim.rates import rate_curve
     from hybridplan.sim.run import SimulateAsk, run
     from hybridplan.sim.setup import EngineAsk
 
@@ -130,14 +131,21 @@ def _report(
     with ExitStack() as stack:
         watch = stack.enter_context(watching(lambda: sum(1 for _ in opened.requests())))
         result = run(ask, watch=watch)
+        rates = rate_curve(ask, watch=watch) if result.interrupted is None else None
     contexts = curve_contexts(max_model_len or spec.max_tokens or 131072)
     parts = ReportParts(
-        account(spec, deployment, contexts=list(contexts)), plan, result, _command(written)
+        account(spec, deployment, contexts=list(contexts)),
+        plan,
+        result,
+        _command(written),
+        rates,
     )
     write(output, report_page(parts))
     typer.echo(f"wrote {output}")
     if result.interrupted is not None:
         return interrupted(f"interrupted during the {result.interrupted}")
+    if rates is not None and rates.interrupted:
+        return interrupted("interrupted during the rates")
     return 0
 
 

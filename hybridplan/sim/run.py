@@ -81,7 +81,7 @@ def run(
         events: receives the cache's events of the main replay.
         watch: called after every finished request of any stage.
     """
-    ask = _at_rate(ask)
+    ask = at_rate(ask)
     built = build(ask.engine)
     main = _Main(ask, built, on_outcome, events, watch)
     interrupted = None if main.run() else "replay"
@@ -102,7 +102,7 @@ def run(
     return replace(result, time=timed)
 
 
-def _at_rate(ask: SimulateAsk) -> SimulateAsk:
+def at_rate(ask: SimulateAsk) -> SimulateAsk:
     """The question with its rate put into the arrival."""
     ask.timing.check(ask.arrival)
     rate = ask.timing.rate

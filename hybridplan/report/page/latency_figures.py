@@ -1,17 +1,16 @@
-"""The times of a replay as an HTML section: curves of latency over requests and over load."""
+"""The times of a replay as an HTML section: their distribution over requests, and rates tried."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, floor, log2
 
-from hybridplan.report.page import svg
+from hybridplan.report.page import scale, svg
 from hybridplan.report.page.assets import escape
 from hybridplan.report.page.plan_figures import section
 from hybridplan.report.simulate_time import seconds
 from hybridplan.sim.time.result import CURVE_PERCENTS, Capacity, Probe, Quantiles, TimeResult
 
-_LEAST_S = 1e-5
+TITLES = {"ttft": "Time to first token", "tpot": "Time between tokens"}
 
 
 def latency_section(time: TimeResult | None) -> str:
@@ -29,84 +28,79 @@ def latency_section(time: TimeResult | None) -> str:
     if time.attained is not None:
         kept = "kept" if time.attained.kept else "not kept"
         said += f" The SLO {time.attained.slo} is {kept}: {time.attained.share_met:.2%} do."
-    curves = [("full", "to the first token", found.ttft), ("ink", "queueing", found.queue)]
-    if time.worth is not None:
-        curves.append(
-            ("twin", f"to the first token with {time.worth.baseline}", time.worth.latencies.ttft)
-        )
-    inside = "<h3>To the first token</h3>" + _over_requests("First token", curves)
-    if found.tpot is not None:
-        inside += "<h3>Between tokens</h3>"
-        inside += _over_requests("Time between tokens", [("full", "a token", found.tpot)])
+    limits = time.attained.slo.limits if time.attained is not None else {}
+    inside = ""
+    for name, title in TITLES.items():
+        curves = [("full", "as replayed", getattr(found, name))]
+        if time.worth is not None:
+            without = getattr(time.worth.latencies, name)
+            curves.append(("twin", f"with {time.worth.baseline}", without))
+        known = [(look, words, values) for look, words, values in curves if values is not None]
+        if known:
+            inside += f"<h3>{title}</h3>" + _over_requests(title, known, limits.get(name))
     inside += _table(time)
     if time.capacity is not None and len(time.capacity.probes) > 1:
         inside += _over_load(time.capacity)
     return section("latency", "Latency", said, inside)
 
 
-def _over_requests(name: str, curves: Sequence[tuple[str, str, Quantiles]]) -> str:
+def _over_requests(
+    title: str, curves: Sequence[tuple[str, str, Quantiles]], limit_s: float | None
+) -> str:
     """Share of the requests that a time is enough for."""
-    values = [value for _, _, found in curves for value in found.curve_s if value > 0]
-    low, high = _ends(values)
+    values = [value for _, _, found in curves for value in found.curve_s]
+    low, high = scale.ends([*values, *([limit_s] if limit_s is not None else [])])
     first = curves[0][2]
     said = (
-        f"{name}: {seconds(first.p50_s)} for half of {first.requests:,} requests, "
+        f"{title}: {seconds(first.p50_s)} or less for half of {first.requests:,} requests, "
         f"{seconds(first.p90_s)} for 90 %, {seconds(first.p99_s)} for 99 %"
     )
 
     def draw(width: int) -> tuple[int, str]:
         axes = svg.Axes(width, (low, high), (0, 100), log_x=True)
+        times = scale.marks(low, high, 10 if width > svg.ROOMY else 4)
         shares = [(n, f"{n} %") for n in (0, 25, 50, 75, 100)]
         parts = [
-            axes.frame(_decades(low, high, width), shares, "time, on a scale of powers of ten")
+            axes.frame(
+                [(mark, scale.time(mark)) for mark in times],
+                shares,
+                "share of the requests within this time, log scale",
+            )
         ]
+        if limit_s is not None:
+            at = axes.x(limit_s)
+            parts.append(svg.curve([(at, axes.top), (at, axes.height - axes.bottom)], "ink"))
         for look, _, found in curves:
             points = [
-                (axes.x(max(value, low)), axes.y(percent))
+                (axes.x(value), axes.y(percent))
                 for percent, value in zip(CURVE_PERCENTS, found.curve_s, strict=True)
             ]
             parts.append(svg.curve(points, look))
         return axes.height, "".join(parts)
 
     entries = [(f"curve {look}", words) for look, words, _ in curves]
-    return svg.legend(entries) + svg.figure(said, draw)
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Powers of ten around the values."""
-    low, high = min(values, default=1.0), max(values, default=1.0)
-    start = max(_LEAST_S, 10.0 ** _exponent(low))
-    return start, max(10.0 ** (_exponent(high) + 1), 10 * start)
-
-
-def _exponent(value: float) -> int:
-    """Of the power of ten at or below a value."""
-    exponent = floor(log2(max(value, _LEAST_S)) / log2(10))
-    return exponent + 1 if value >= 10.0 ** (exponent + 1) else exponent
-
-
-def _decades(low: float, high: float, width: int) -> list[tuple[float, str]]:
-    first, last = _exponent(low), _exponent(high)
-    every = 1 if width > svg.ROOMY else ceil((last - first + 1) / 4)
-    return [(10.0**n, _mark(n)) for n in range(first, last + 1, every)]
-
-
-def _mark(exponent: int) -> str:
-    unit, base = next((u, b) for u, b in (("s", 0), ("ms", -3), ("us", -6)) if exponent >= b)
-    return f"{10 ** (exponent - base):,} {unit}"
+    if limit_s is not None:
+        entries.append(("curve ink", f"the SLO's limit, {scale.time(limit_s)}"))
+    rows = [
+        (f"{percent} %", *(seconds(found.curve_s[index]) for _, _, found in curves))
+        for index, percent in enumerate(CURVE_PERCENTS)
+    ]
+    heads = ("requests", *(words for _, words, _ in curves))
+    same = svg.table(heads, rows, f"{title}: enough for this share of the requests")
+    return svg.legend(entries) + svg.figure(said, draw) + svg.folded("The same as a table", same)
 
 
 def _table(time: TimeResult) -> str:
     found = time.latencies
     assert found is not None
     rows: list[tuple[str, Quantiles | None]] = [
-        ("to the first token", found.ttft),
+        ("first token", found.ttft),
         ("between tokens", found.tpot),
-        ("to the last token", found.e2e),
+        ("last token", found.e2e),
         ("queueing", found.queue),
     ]
     if time.worth is not None:
-        rows.append(("to the first token without hits", time.worth.latencies.ttft))
+        rows.append(("first token without hits", time.worth.latencies.ttft))
     cells = [
         (name, *map(seconds, (q.p50_s, q.p90_s, q.p99_s, q.max_s, q.mean_s)))
         for name, q in rows
@@ -119,7 +113,7 @@ def _table(time: TimeResult) -> str:
 def _over_load(capacity: Capacity) -> str:
     """Times at the rates that were tried."""
     probes = sorted(capacity.probes, key=lambda probe: probe.rate_per_s)
-    low, high = _ends([probe.ttft_p99_s for probe in probes if probe.ttft_p99_s > 0])
+    low, high = scale.ends([probe.ttft_p99_s for probe in probes])
     last = probes[-1].rate_per_s
     best, worst = capacity.best, capacity.next
     said = f"Nothing that was tried keeps {capacity.slo}"
@@ -131,7 +125,7 @@ def _over_load(capacity: Capacity) -> str:
         axes = svg.Axes(width, (0, last), (low, high), log_y=True)
         steps = 8 if width > svg.ROOMY else 4
         rates = [(last * n / steps, f"{last * n / steps:.3g}") for n in range(steps + 1)]
-        marks = [(10.0**n, _mark(n)) for n in range(_exponent(low), _exponent(high) + 1)]
+        marks = [(mark, scale.time(mark)) for mark in scale.marks(low, high, 8)]
         parts = [axes.frame(rates, marks, "requests a second; first token, 99 %")]
         points = [
             (axes.x(probe.rate_per_s), axes.y(max(probe.ttft_p99_s, low))) for probe in probes

@@ -55,11 +55,11 @@ def _shares(parts: Sequence[tuple[str, str, int]], total: int) -> str:
 
 
 def _rate(point: Point) -> float:
-    return 100 * point.hit_tokens / point.prompt_tokens if point.prompt_tokens else 0.0
+    return 100 * point.hit_tokens / point.prompt_tokens
 
 
 def _over_time(result: SimulateResult) -> str:
-    points = result.timeline
+    points = [point for point in result.timeline if point.prompt_tokens]
     if not points:
         return ""
     last = points[-1].finished

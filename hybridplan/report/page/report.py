@@ -17,20 +17,23 @@ from hybridplan.report.page.plan_figures import (
     plan_section,
     section,
 )
+from hybridplan.report.page.rate_figures import rates_section
 from hybridplan.report.page.replay_figures import hits_section, losses_section, pool_section
 from hybridplan.report.units import size
+from hybridplan.sim.rates import RateCurve
 from hybridplan.sim.result import SimulateResult
 
 
 @dataclass(frozen=True, slots=True)
 class ReportParts:
     """What the page shows. ``ledger`` is accounted at the contexts of the memory curve, ``command``
-    is what made the page."""
+    is what made the page, ``rates`` exist where there is a clock and a rate to vary."""
 
     ledger: Ledger
     plan: VllmResult | SglangResult
     replay: SimulateResult
     command: str
+    rates: RateCurve | None = None
 
 
 def report_page(parts: ReportParts) -> str:
@@ -42,13 +45,13 @@ def report_page(parts: ReportParts) -> str:
     if setup.deployment.drafts:
         words.append(f"{setup.deployment.drafts} drafts")
     lead = f"{trace}: {replay.requests:,} requests through {', '.join(words)}, {replay.arrival}."
-    sections = [hits_section(replay), latency_section(replay.time)]
+    sections = [hits_section(replay), latency_section(replay.time), rates_section(parts.rates)]
     sections += [losses_section(replay), pool_section(replay)]
     sections.append(plan_section(plan))
     if isinstance(plan, VllmResult):
         sections.append(groups_section(plan))
     sections += [memory_section(parts.ledger), _trace_section(replay), _assumed(parts)]
-    sections.append(_command(parts.command))
+    sections.append(_command(parts))
     partial = ""
     if replay.partial:
         said = f"Partial: the replay stopped after {replay.requests:,} requests."
@@ -143,6 +146,11 @@ def _assumed(parts: ReportParts) -> str:
     return section("assumed", "Assumed", lead, f'<ul class="plain">{items}</ul>')
 
 
-def _command(command: str) -> str:
-    inside = f"<pre>{escape(command)}</pre>"
-    return section("command", "The command", "It makes the same page again.", inside)
+def _command(parts: ReportParts) -> str:
+    said = "It makes the same page again."
+    if parts.replay.time is None:
+        said += (
+            " With --calibration preset:CARD (or a FILE of hybridplan measure --save) and --arrival"
+            " timed, the page shows latency too."
+        )
+    return section("command", "The command", said, f"<pre>{escape(parts.command)}</pre>")

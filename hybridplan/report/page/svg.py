@@ -11,12 +11,14 @@ from math import ceil, log2
 
 from hybridplan.report.page.assets import attributes, escape
 
+Draw = Callable[[int], tuple[int, str]]
+"""Gets a width and returns height and content."""
 WIDTHS = {"wide": 1140, "middle": 700, "narrow": 330}
 ROOMY = 500  # from this width on, labels stand beside what they name
 
 
-def figure(label: str, draw: Callable[[int], tuple[int, str]]) -> str:
-    """All drawings of one figure; ``draw`` gets a width and returns height and content.
+def figure(label: str, draw: Draw) -> str:
+    """All drawings of one figure.
 
     Each is named by ``label`` for screen readers, which read only the one that the window shows.
     """
@@ -63,6 +65,16 @@ def curve(points: Iterable[tuple[float, float]], name: str) -> str:
 def dot(x: float, y: float) -> str:
     """A marked point."""
     return f"<circle{attributes(cx=number(x), cy=number(y), r=5, class_='dot')}/>"
+
+
+def spot(x: float, y: float, name: str) -> str:
+    """A small point on a curve, filled by its class."""
+    return f"<circle{attributes(cx=number(x), cy=number(y), r=3.5, class_=name)}/>"
+
+
+def moved(x: float, y: float, inside: str) -> str:
+    """Content shifted right and down."""
+    return f'<g transform="translate({number(x)} {number(y)})">{inside}</g>'
 
 
 HATCH = (
@@ -131,18 +143,18 @@ class Axes:
         log_y: bool = False,
     ) -> None:
         self.width, self.height = width, height
-        self._x, self._y = x, y
+        self.x_ends, self.y_ends = x, y
         self._log_x, self._log_y = log_x, log_y
 
     def x(self, value: float) -> float:
         """Where a value lies from the left."""
         room = self.width - self.left - self.right
-        return self.left + room * _share(value, self._x, self._log_x)
+        return self.left + room * _share(value, self.x_ends, self._log_x)
 
     def y(self, value: float) -> float:
         """Where a value lies from the top."""
         room = self.height - self.top - self.bottom
-        return self.height - self.bottom - room * _share(value, self._y, self._log_y)
+        return self.height - self.bottom - room * _share(value, self.y_ends, self._log_y)
 
     def frame(
         self, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]], title: str

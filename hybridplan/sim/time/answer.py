@@ -91,7 +91,7 @@ class Replays:
         latencies = seen.latencies()
         if not seen.hit_tokens or latencies is None:
             return None
-        baseline, engine, requests = self._without_hits()
+        baseline, engine, requests = self.without_hits()
         clock = clock_of(self.ask, self.engine)
         stage = "without prefix caching"
         found, other = self.run(stage, engine, clock, self.arrival, requests)
@@ -112,7 +112,7 @@ class Replays:
             ms_per_1000_hit_tokens=1e6 * prefill_s / seen.hit_tokens,
         )
 
-    def _without_hits(self) -> tuple[str, Engine, Iterable[Request]]:
+    def without_hits(self) -> tuple[str, Engine, Iterable[Request]]:
         """An engine and requests that give none: vLLM's own switch, or no two prompts alike."""
         ask = self.engine
         if isinstance(ask.flags, VllmFlags):
