@@ -37,6 +37,8 @@ class Timeline:
         """Call after every finished request, and once at the end."""
         if progress.finished % self._every:
             return
+        if self._marks and self._marks[-1].finished == progress.finished:
+            return
         self._mark(progress)
         if len(self._marks) >= MOST_POINTS:
             del self._marks[::2]
