@@ -19,6 +19,7 @@ from hybridplan.kernels.common import checks, launch
 from hybridplan.kernels.common.recipe import Recipes, launch_all
 from hybridplan.kernels.common.slots import Export, check_id_layout, check_prefill_slots
 from hybridplan.kernels.common.spans import spans_of
+from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.scalar_decay import scan
 from hybridplan.kernels.scalar_decay.gates import (
@@ -60,6 +61,7 @@ def chunk_prefill(
     segment_chunks: int | None = None,
     tma: bool | None = None,
     trust_ids: bool = False,
+    variant: Variant = DEFAULT,
 ) -> Tensor:
     """Run N packed sequences; returns o [T, HV, V] and writes each final state into ``pool``.
 
@@ -80,7 +82,8 @@ def chunk_prefill(
     ``segment_chunks`` cuts sequences into segments of that many chunks that run side by side (0:
     never; None: when the card would be half empty otherwise). ``tma`` forces tensor descriptors on
     or off. Raises KernelInputError before the launch on wrong shapes, dtypes, devices, layouts and
-    slot ids; ``trust_ids`` skips reading the ids.
+    slot ids; ``trust_ids`` skips reading the ids; ``variant`` (its ``export`` alone counts here)
+    chooses among builds that give the same results.
     """
     device = v.device
     args = gate_arguments(gate)
@@ -96,7 +99,7 @@ def chunk_prefill(
     stops = check_prefill_slots(slots, read_slots, exports, len(lengths), pool.shape[0], trust_ids)
     if out is None:
         out = torch.empty((T, HV, V), dtype=v.dtype, device=device)
-    call_key = (key, lengths, stops, float(scale), segment_chunks, tma)
+    call_key = (key, lengths, stops, float(scale), segment_chunks, tma, variant)
     known = _RECIPES.get(call_key, device)
     if known is not None and known.run((*given, out)):
         return out
@@ -113,7 +116,8 @@ def chunk_prefill(
         can_split or not segment_chunks,
         "segments need K a power of two from 16, and exports on chunk boundaries",
     )
-    spans = spans_of(index, stops, segment_chunks * CHUNK_TOKENS)
+    in_loop = variant.export == "loop"
+    spans = spans_of(index, stops, segment_chunks * CHUNK_TOKENS, CHUNK_TOKENS * in_loop)
     programs = HV * (V // BV)
     # two programs share a processor if there are enough, each with a shorter pipeline
     many = device.type == "cuda" and spans.walk_count * programs > launch.sm_count(
@@ -163,14 +167,14 @@ def chunk_prefill(
         _scan,
         (spans.walk_count * programs, 1, 1),
         (q, k, v, out, reach, weight, args.values, skip, pool, slots, reads, spans.walks,
-         spans.spans, states, totals),
+         spans.spans, spans.stops, states, totals),
         (dq, dk, dv, do),
         (q.stride(0), k.stride(0), v.stride(0), pool.stride(0), pool.shape[0], T, float(scale)),
         (G, HV, K, KP, V, BV, CHUNK_TOKENS, _TAIL_TOKENS, dtype, int(args.kind),
-         skip is not None, tma, _SHARED_STAGES if many or not tma else 3, split),
+         skip is not None, tma, _SHARED_STAGES if many or not tma else 3, split, in_loop),
         {"num_warps": 4},
     ))  # fmt: skip
-    tables = (index.chunks, spans.walks, spans.spans, spans.inner)
+    tables = (index.chunks, spans.walks, spans.spans, spans.stops, spans.inner)
     _RECIPES.add(call_key, launch_all(launches, (*given, out), room, tables))
     return out
 

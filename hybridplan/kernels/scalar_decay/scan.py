@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hybridplan.kernels.common.stores import store_pairs
 from hybridplan.kernels.scalar_decay.gates import LOG2E, GateKind, mamba_step
 
 _PER_HEAD = tl.constexpr(int(GateKind.PER_HEAD))
@@ -217,6 +218,7 @@ def scan(
     read_slots,
     walks,
     spans,
+    stops,
     states,
     totals,
     dq,
@@ -244,6 +246,7 @@ def scan(
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
     SPLIT: tl.constexpr,
+    EXPORT: tl.constexpr,
 ):
     """Go one walk: outputs, exported states, and after a sequence's last walk its final state."""
     pid = tl.program_id(0)
@@ -291,6 +294,11 @@ def scan(
     gates = hv.to(tl.int64) * tokens
     span0 = tl.load(walks + 8 * walk)
     span_count = tl.load(walks + 8 * walk + 1)
+    next_stop = 0
+    stop = -1
+    if EXPORT:
+        next_stop = tl.load(walks + 8 * walk + 6)
+        stop = tl.load(stops + 2 * next_stop)
     for j in range(span0, span0 + span_count):
         first = tl.load(spans + 4 * j)
         end = tl.load(spans + 4 * j + 1)
@@ -312,6 +320,20 @@ def scan(
                 bq = tl.load(q + rows * stride_q + cols, mask=in_k[None, :], other=0.0).to(DT)
                 bk = tl.load(k + rows * stride_k + cols, mask=in_k[None, :], other=0.0).to(DT)
                 vt = tl.load(v + t[None, :] * stride_v + hv * V + ov[:, None]).to(tl.float32)
+            if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+                if t0 == stop:
+                    stop_slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
+                    if (stop_slot >= 0) & (stop_slot < pool_slots):
+                        if KP == K:
+                            store_pairs(pool + stop_slot * stride_slot + cell, S)
+                        else:
+                            tl.store(
+                                pool + stop_slot * stride_slot + cell,
+                                S.to(pool.dtype.element_ty),
+                                mask=in_k[None, :],
+                            )
+                    next_stop += 1
+                    stop = tl.load(stops + 2 * next_stop)
             r, w, total, next_total = _gates(
                 reach, weight, gates, t0, per_head, next_total, C, KIND
             )

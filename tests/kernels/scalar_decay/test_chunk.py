@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridplan.kernels.common.checks import KernelInputError
+from hybridplan.kernels.common.spans import _rows
+from hybridplan.kernels.common.variants import Variant
 from hybridplan.kernels.scalar_decay.chunk import chunk_prefill
 from hybridplan.kernels.scalar_decay.decay import (
     lightning_log_decay,
@@ -208,6 +210,39 @@ def test_export_is_the_final_state_of_a_shorter_prefill(device, position):
     rows = slice(20, 20 + position)
     _, shorter = case.run(rows=rows, slots=case.slots[1:].clone(), cu_seqlens=None)
     assert torch.equal(pool[spare], shorter[case.slots[1].item()])
+
+
+@pytest.mark.parametrize("gate", ["lightning", "mamba"])
+@pytest.mark.parametrize(
+    "lengths, positions, segment_chunks",
+    [
+        ([450, 130], [(0, 64), (0, 128), (0, 384), (1, 64), (1, 128)], 0),
+        ([450, 130], [(0, 64), (0, 192), (0, 320), (0, 450), (1, 64)], 3),
+        ([400], [(0, 64), (0, 70), (0, 134), (0, 198), (0, 300)], 0),
+    ],
+    ids=["on chunks", "segments", "off chunks"],
+)
+def test_exports_from_inside_the_loop_are_the_same_bits(
+    device, lengths, positions, segment_chunks, gate
+):
+    case = Case(device, lengths, gate=gate)
+    exports = [(n, p, len(lengths) + i) for i, (n, p) in enumerate(positions)]
+    pool = torch.cat([case.pool, case.pool])
+    (o, kept), (o_loop, kept_loop) = (
+        case.run(pool.clone(), exports=exports, segment_chunks=segment_chunks, variant=variant)
+        for variant in (Variant(), Variant(export="loop"))
+    )
+    assert torch.equal(o, o_loop)
+    assert torch.equal(kept, kept_loop)
+
+
+def test_only_exports_between_full_chunks_are_stops():
+    exports = ((0, 64, 3), (0, 70, 4), (0, 134, 5), (0, 198, 6), (0, 256, 7))
+    spans, walks, stops = _rows((300,), exports, 0, 64)
+    assert spans == [(0, 64, 3, 0), (64, 70, 4, 0), (70, 198, 6, 0), (198, 256, 7, 0),
+                     (256, 300, -1, 0)]  # fmt: skip
+    assert stops == [(134, 5), (-1, -1)]
+    assert walks == [(0, 5, 0, 0, 1, 0, 0, 0)]
 
 
 def test_several_exports_in_one_pass(device):
