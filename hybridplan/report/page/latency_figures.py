@@ -21,10 +21,16 @@ def latency_section(time: TimeResult | None) -> str:
     card = time.clock.card or time.clock.name
     said = (
         f"Steps of {card}, {time.clock.how}. Half of the requests have their first token within "
-        f"{seconds(found.ttft.p50_s)}, 99 % within {seconds(found.ttft.p99_s)}; "
+        f"{seconds(found.ttft.p50_s)}, 99\u00a0% within {seconds(found.ttft.p99_s)}; "
         f"{time.requests_per_s:.3g} requests and {time.output_tokens_per_s:,.0f} output tokens a "
         "second."
     )
+    if time.worth is not None:
+        less = "lower" if time.worth.saved_ttft_s >= 0 else "higher"
+        said += (
+            f" With hits the mean time to first token is {seconds(abs(time.worth.saved_ttft_s))} "
+            f"{less} than with {time.worth.baseline}."
+        )
     if time.attained is not None:
         kept = "kept" if time.attained.kept else "not kept"
         said += f" The SLO {time.attained.slo} is {kept}: {time.attained.share_met:.2%} do."

@@ -133,9 +133,10 @@ def _drawn(curve: RateCurve, metric: _Metric) -> svg.Draw:
         parts = []
         for index, percent in enumerate(_PERCENTS):
             axes = svg.Axes(each, x_ends, y_ends, height=height, log_x=True, log_y=True)
-            inside = svg.text(0, 6, percent, name="strong") + _panel(curve, metric, percent, axes)
             x, y = (index * (each + 16), 0) if beside else (0, index * (height + _TITLE_ROOM))
-            parts.append(svg.moved(x, y + 8, inside))
+            parts.append(svg.text(x, y + 13, percent, name="strong"))
+            panel = _panel(curve, metric, percent, axes)
+            parts.append(svg.moved(x, y + _TITLE_ROOM - 4, panel))
         rows = 1 if beside else len(_PERCENTS)
         return rows * (height + _TITLE_ROOM), "".join(parts)
 

@@ -29,4 +29,4 @@ def test_command_writes_a_page(
 
 
 def test_there_are_commands() -> None:
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 5
