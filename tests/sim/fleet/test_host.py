@@ -38,7 +38,20 @@ def test_an_evicted_prefix_comes_back() -> None:
     assert (load.device_tokens, load.hit_tokens) == (0, 3 * BLOCK)
     assert load.moved_bytes == 1000 * (3 + 2)  # three blocks of KV and the states at their end
     assert host.restore(load)
+    found = served.engine.scheduler.coordinator.lookup(load.sequence)
+    positions = [served.engine.pool.key_position[block] for block in found.blocks[0]]
+    assert positions == [BLOCK, 2 * BLOCK, 3 * BLOCK]
     assert run(served, [request("again", (1, 2, 3))]) == [3 * BLOCK]
+
+
+def test_a_state_that_its_owner_overwrites_is_not_kept() -> None:
+    served = engine(20)
+    host = tier(served)
+    (block,) = served.engine.pool.take(1, 1)
+    host.evicted(block, [(1, 77)], overwritten=True)
+    assert len(host.store) == 0
+    host.evicted(block, [(1, 77)], overwritten=False)
+    assert host.store.number((1, 77)) is not None
 
 
 def test_without_the_state_kv_on_the_host_is_no_hit() -> None:
