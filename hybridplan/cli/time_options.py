@@ -17,8 +17,8 @@ Calibrated = Annotated[
     str | None,
     typer.Option(
         "--calibration",
-        help="What steps take: FILE of measure --save, preset:CARD (assumed from its datasheet), or"
-        " preset for that of --gpu.",
+        help="What steps take: FILE of measure or calibrate --save, preset:CARD (assumed from its"
+        " datasheet), or preset for that of --gpu.",
     ),
 ]
 Rate = Annotated[

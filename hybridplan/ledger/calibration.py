@@ -1,4 +1,5 @@
-"""Constants of step time: fitted by ``measure --save``, or assumed from a card's datasheet.
+"""Constants of step time: fitted by ``measure --save`` to steps of a card, by ``calibrate --save``
+to a log of requests, or assumed from a card's datasheet.
 
 A step takes the sum of its counts (``ledger.work.FEATURES``) times a constant each.
 """
@@ -7,15 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from hybridplan.config.jsonfile import parse_object
 from hybridplan.errors import InputError
 from hybridplan.ledger.gpu import Gpu, find_gpu, gpus
 from hybridplan.ledger.work.features import FEATURES
 
 SCHEMA_VERSION = 1
 KIND = "hybridplan calibration"
+FROM_LOG = "fitted to "
+"""How a constant begins to say where it is from, if that is a log of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,8 @@ class Calibration:
     """Constants of a time model on one card with one model's layers.
 
     ``constants`` by name; those of the step time are ``step.<feature>`` in seconds per unit of the
-    feature. ``mean_error`` and ``worst_error`` are those of the points left out of the fit.
+    feature. ``mean_error`` and ``worst_error`` are those of the points left out of the fit: of the
+    time of steps, or of the TPOT of requests where they were fitted to a log.
     """
 
     schema_version: int
@@ -157,20 +163,63 @@ def save(calibration: Calibration, path: Path) -> None:
 def load(path: Path) -> Calibration:
     """Read a file that ``--save`` wrote. Raises InputError for anything else."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except OSError as error:
         raise InputError(f"the calibration {path} cannot be read: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"the calibration {path} is not JSON: {error}") from None
-    if not isinstance(raw, dict) or raw.get("kind") != KIND:
-        raise InputError(f"{path} is not a calibration; make one with hybridplan measure --save")
+    raw = parse_object(text, f"the calibration {path}")
+    if raw.get("kind") != KIND:
+        raise InputError(
+            f"{path} is not a calibration; make one with hybridplan measure --save, or with"
+            " hybridplan calibrate --save"
+        )
     if raw.get("schema_version") != SCHEMA_VERSION:
         raise InputError(
-            f"{path} has schema_version {raw.get('schema_version')}, this version reads "
-            f"{SCHEMA_VERSION}; measure again with --save"
+            f"{path} has schema_version {raw.get('schema_version')}, this version reads"
+            f" {SCHEMA_VERSION}; make it again with --save"
         )
-    try:
-        raw["constants"] = {name: Constant(**c) for name, c in raw["constants"].items()}
-        return Calibration(**raw)
-    except (TypeError, AttributeError, KeyError) as error:
-        raise InputError(f"the calibration {path} lacks or misnames a key: {error}") from None
+    _check(raw, Calibration, _FIELDS, str(path))
+    constants = {}
+    for name, entry in raw["constants"].items():
+        _check(entry, Constant, _CONSTANT_FIELDS, f"{path}, constants.{name}")
+        if name.startswith("step.") and not 0 <= entry["value"] <= _LONGEST_S:
+            raise InputError(
+                f"{path}, constants.{name}: value is {entry['value']:g} and must be from 0 to"
+                f" {_LONGEST_S:g}, in {entry['unit']}"
+            )
+        constants[name] = Constant(**entry)
+    made = Calibration(**{**raw, "constants": constants})
+    steps = [c.value for name, c in constants.items() if name.startswith("step.")]
+    if steps and not any(steps):
+        raise InputError(f"{path}: every constant of a step is 0, so that nothing takes time")
+    return made
+
+
+_NUMBER: tuple[type, ...] = (int, float)
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "schema_version": (int,), "kind": (str,), "model": (str,), "card": (str,), "driver": (str,),
+    "versions": (dict,), "date": (str,), "clocks_mhz": (dict,), "constants": (dict,),
+    "fitted_points": (int,), "judged_points": (int,),
+    "mean_error": (*_NUMBER, type(None)), "worst_error": (*_NUMBER, type(None)),
+}  # fmt: skip
+_CONSTANT_FIELDS: dict[str, tuple[type, ...]] = {
+    "value": _NUMBER, "unit": (str,), "spread": (*_NUMBER, type(None)), "how": (str,)
+}  # fmt: skip
+_LONGEST_S = 1e6
+_MOST = 2**63
+_KINDS = {int: "a number", str: "text", dict: "an object"}
+
+
+def _check(raw: Any, made: type, kinds: Mapping[str, tuple[type, ...]], where: str) -> None:
+    """Refuse an object with a key too few, too many, or of another kind."""
+    if not isinstance(raw, dict):
+        raise InputError(f"{where} is no object with {', '.join(kinds)}; make it with --save")
+    expected = [field.name for field in fields(made)]
+    for name in (*expected, *raw):
+        if name not in raw or name not in kinds:
+            fault = "lacks the key" if name not in raw else "has an unknown key"
+            raise InputError(f"{where} {fault} {name!r}; make it again with --save")
+        value = raw[name]
+        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+            raise InputError(f"{where}: {name} is {value!r:.60}, not {_KINDS[kinds[name][0]]}")
+        if isinstance(value, (int, float)) and not abs(value) < _MOST:
+            raise InputError(f"{where}: {name} is {value!r:.60}, not a number below 2**63")

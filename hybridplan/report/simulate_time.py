@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hybridplan.sim.time.capacity import alike
 from hybridplan.sim.time.result import (
     Attained,
     Capacity,
@@ -52,8 +53,11 @@ def _title(time: TimeResult) -> Text:
     if not clock.card:
         return text.append(f"  {clock.name}, which stands in for a device", style="")
     said = f"  steps of {clock.card}, {clock.how}"
+    if clock.from_log:
+        said = f"  steps of {clock.card}, fitted to a log of requests"
     if clock.how == "measured" and clock.mean_error is not None:
-        said += f" (on steps it had not seen {clock.mean_error:.1%} off on the mean"
+        judged = "TPOT of requests" if clock.from_log else "on steps"
+        said += f" ({judged} it had not seen {clock.mean_error:.1%} off on the mean"
         said += f", {clock.worst_error:.1%} at worst)" if clock.worst_error is not None else ")"
     return text.append(said, style="not bold")
 
@@ -145,16 +149,20 @@ def _shares(found: Utilisation) -> str:
 
 
 def _capacity(found: Capacity) -> list[RenderableType]:
-    best, worst = found.best, found.next
+    best, worst, start = found.best, found.next, found.probes[0].speed
     title = Text("Highest rate that keeps the SLO", style="bold")
     if best is None:
-        said = (
-            f"none: even {_rate(found.probes[-1])} does not, and slower changes nothing: requests "
-        )
-        said += "that arrive at one moment, or alone, break it"
+        said = f"none: even {_rate(found.probes[-1])} does not"
+        if alike(*found.probes[-2:]):
+            said += ", and slower changed neither the share nor p99: requests that arrive at one "
+            said += "moment, or alone, break it"
+        else:
+            said += "; slower was not tried"
+    elif worst is None and not best.rate_per_s:
+        said = "any: all requests arrive at one moment, whatever the clock"
     elif worst is None:
-        said = f"at least {_rate(best)}, and faster changes nothing: the trace is too short to "
-        said += "overload this server"
+        said = f"at least {_rate(best)}; faster was not tried: it is {best.speed / start:,.0f} "
+        said += "times the rate that the search began at"
     else:
         said = f"{_rate(best)}; {_rate(worst)} does not (searched to {found.tolerance:.0%})"
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)

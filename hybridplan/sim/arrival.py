@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
 from hybridplan.errors import InputError
 from hybridplan.sim.request import Request
@@ -99,25 +99,24 @@ class Rate:
         return self.per_s * span / (len(stamps) - 1)
 
 
+_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+"
+_RATE = re.compile(rf"x({_NUMBER})|({_NUMBER})x|(?P<per_s>{_NUMBER})\s*/s")
+_SLOWEST, _FASTEST = 1e-9, 1e9
+
+
 def parse_rate(text: str) -> Rate:
     """``x2``, ``2x`` or ``3/s``. Raises InputError for anything else."""
-    plain = text.strip().lower()
-    try:
-        if plain.endswith("/s"):
-            rate = Rate(per_s=float(plain[:-2]))
-        elif plain.startswith("x") or plain.endswith("x"):
-            rate = Rate(speed=float(plain.strip("x")))
-        else:
-            raise ValueError
-        value = rate.speed or rate.per_s or 0.0
-        if not 0 < value < inf:
-            raise ValueError
-    except ValueError:
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None:
         raise InputError(
             f"--rate {text!r} is neither a multiple of the trace's clock such as x2 nor requests a"
             " second such as 3/s"
-        ) from None
-    return rate
+        )
+    number = next(found for found in match.groups() if found is not None)
+    value = float(number)
+    if not _SLOWEST <= value <= _FASTEST:
+        raise InputError(f"--rate {text!r}: {number} is not from {_SLOWEST:g} to {_FASTEST:g}")
+    return Rate(per_s=value) if match["per_s"] is not None else Rate(speed=value)
 
 
 def parse_arrival(text: str) -> Arrival:

@@ -53,6 +53,11 @@ def test_a_calibration_is_judged_saved_and_used(
     used = ("--calibration", str(saved), "--no-baseline", "--json")
     assert run(["simulate", *replay, *FLAGS, *used]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 60
+    shown = ["simulate", *replay, *FLAGS, "--calibration", str(saved), "--no-baseline"]
+    assert run(shown) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "steps of made-up card, fitted to a log of requests (TPOT of requests it had not" in said
+    assert "on steps" not in said
 
 
 def test_the_screen_says_what_was_judged(own_log: Path, capsys: pytest.CaptureFixture[str]) -> None:

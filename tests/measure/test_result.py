@@ -94,10 +94,10 @@ def test_a_calibration_predicts_and_refuses_what_it_has_no_constant_for() -> Non
 @pytest.mark.parametrize(
     "text,said",
     [
-        ("{", "is not JSON"),
-        ("[]", "is not a calibration"),
+        ("{", "is not valid JSON"),
+        ("[]", "must hold one JSON object"),
         (json.dumps({"kind": KIND, "schema_version": 9}), "schema_version 9"),
-        (json.dumps({"kind": KIND, "schema_version": 1}), "lacks or misnames a key"),
+        (json.dumps({"kind": KIND, "schema_version": 1}), "lacks the key 'model'"),
     ],
     ids=["half a file", "another file", "a later version", "keys missing"],
 )

@@ -200,13 +200,15 @@ def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisa
     if not isinstance(clock, StepClock) or not server.busy or found.span_s <= 0:
         return None
     busy_s = server.busy / clock.ticks_per_s
+    # With steps in flight one more ends after the last token, whose work is thrown away.
+    ran_s = server.ran_until / clock.ticks_per_s - (found.first_sent_s or 0.0)
     flop = spent.dense_flop + spent.attention_flop + spent.scan_flop
     gpu = card_of(clock.calibration)
     bytes_per_s, flop_per_s = spent.bytes / busy_s, flop / busy_s
     rate = gpu.flops_per_s.get("bf16") if gpu else None
     return Utilisation(
         busy_s=busy_s,
-        busy_share=busy_s / found.span_s,
+        busy_share=busy_s / max(found.span_s, ran_s),
         gpu_s=busy_s * _ranks(engine),
         ranks=_ranks(engine),
         step_shares={

@@ -27,7 +27,8 @@ def find_rate(
         probe: replays at a speed; the same speed gives the same answer.
         slo: what a probe is judged by.
         start: the first speed; from there doubled while the SLO is kept, or halved until it is,
-            between 1/1024 and 1,024 times it and as long as that changes anything.
+            between 1/1024 and 1,024 times it. Halving ends where it changes nothing; doubling does
+            not, as requests so far apart that none meets another are alike at twice the speed too.
         tolerance: stop when the speed that does not keep it is at most this share higher.
         seen: the probe at ``start``, where it has been run already.
 
@@ -44,7 +45,7 @@ def find_rate(
             best = found[-1]
         else:
             worst = found[-1]
-        if _alike(found[-1], found[-2]):
+        if alike(found[-1], found[-2]) and (best is None or not best.rate_per_s):
             break
     while best is not None and worst is not None and worst.speed > (1 + tolerance) * best.speed:
         speed = float(f"{sqrt(best.speed * worst.speed):.4g}")
@@ -58,8 +59,9 @@ def find_rate(
     return Capacity(slo, best, worst, tolerance, tuple(found))
 
 
-def _alike(one: Probe, other: Probe) -> bool:
-    """Whether two speeds gave the same: requests meet only those that arrive with them, or all."""
+def alike(one: Probe, other: Probe) -> bool:
+    """Whether two speeds gave the same share and p99s: requests meet only those that arrive with
+    them, or (without a rate, where all arrive at one moment) all the others."""
     return (one.share_met, one.ttft_p99_s, one.tpot_p99_s) == (
         other.share_met, other.ttft_p99_s, other.tpot_p99_s,
     )  # fmt: skip

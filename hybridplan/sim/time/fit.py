@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hybridplan.errors import InputError
-from hybridplan.ledger.calibration import KIND, Calibration, Constant, preset
+from hybridplan.ledger.calibration import FROM_LOG, KIND, Calibration, Constant, preset
 from hybridplan.ledger.calibration import SCHEMA_VERSION as CALIBRATION_VERSION
 from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.work.features import FEATURES
@@ -162,7 +162,7 @@ def _result(
     judged, left_out = judge(*sides[False]), singles(*sides[False])
     decode = next((single for single in left_out if single.measure == "TPOT"), None)
     made = replace(
-        _calibration(best.constants, best.spreads(names), f"fitted to {Path(ask.log.path).name}"),
+        _calibration(best.constants, best.spreads(names), FROM_LOG + Path(ask.log.path).name),
         model=ask.engine.spec.name,
         card=ask.card or "the card of the log",
         versions={"rules": setup.rules},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hybridplan.ledger.calibration import Constant
+from hybridplan.ledger.calibration import FROM_LOG, Constant
 from hybridplan.sim.time.slo import Slo
 
 How = Literal["measured", "assumed"]
@@ -30,9 +30,10 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class ClockInfo:
-    """Where step times come from. ``how`` is "measured" for a file of ``measure --save`` and
-    "assumed" for a preset or the stand-in; ``constants`` are seconds a unit, empty for the
-    stand-in. ``model`` is the one that was measured, "" where none was."""
+    """Where step times come from. ``how`` is "measured" for a file of ``measure --save`` or
+    ``calibrate --save`` and "assumed" for a preset or the stand-in; ``constants`` are seconds a
+    unit, empty for the stand-in. ``model`` is the one that was measured, "" where none was.
+    Errors are those of steps that were not fitted, or (``from_log``) of the TPOT of requests."""
 
     name: str
     how: How
@@ -41,6 +42,11 @@ class ClockInfo:
     constants: Mapping[str, Constant]
     mean_error: float | None
     worst_error: float | None
+
+    @property
+    def from_log(self) -> bool:
+        """Whether the constants were fitted to a log of requests, not to steps."""
+        return any(constant.how.startswith(FROM_LOG) for constant in self.constants.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class Attained:
 class Utilisation:
     """Where the time of the steps went, on one rank.
 
-    ``busy_share`` is the time in steps over the span of the replay; ``step_shares`` what each
+    ``busy_share`` is the time in steps over the span of the replay, up to the end of the last step
+    (which may give no token: async scheduling plans it ahead); ``step_shares`` what each
     feature took of it (they sum to 1). ``bytes`` and ``flop`` are all counted; their rates are
     over the time in steps. The shares of the card's published rates are None where the card is
     not known.

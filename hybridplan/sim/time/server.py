@@ -55,6 +55,7 @@ class Server:
         horizon: arrivals up to here are seen when the next step is planned. With steps in flight
             (async scheduling) that is before ``now``: the next step is planned while the last runs.
         busy: ticks spent in steps.
+        ran_until: end of the last step.
         spent: counts of all steps.
         open: requests added and not ended.
     """
@@ -63,7 +64,7 @@ class Server:
         self.engine = engine
         self.clock = clock
         self.now = 0
-        self.busy = 0
+        self.busy = self.ran_until = 0
         self.spent = Counts()
         self.open = 0
         self.peak_running = 0
@@ -170,6 +171,7 @@ class Server:
     def _spend(self, ticks: int, counts: Counts) -> None:
         self.now += ticks
         self.busy += ticks
+        self.ran_until = self.now
         self.spent = self.spent.plus(counts)
 
     def _close(self, order: int, outcome: RequestOutcome) -> RequestOutcome:

@@ -13,6 +13,7 @@ LIMITS = ("ttft", "tpot", "e2e")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m)")
 USUAL_SHARE = 0.99
+_LONGEST_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ def parse_slo(text: str, share: float = USUAL_SHARE) -> Slo:
                 " such as 2s or 50ms, each at most once"
             )
         found[name] = float(match[1]) * _UNITS[match[2]]
+        if not 0 < found[name] <= _LONGEST_S:
+            raise InputError(
+                f"--slo {text!r}: {part.strip()[:60]!r} must be above 0 and at most {_LONGEST_S:g}s"
+            )
     return Slo(found.get("ttft"), found.get("tpot"), found.get("e2e"), share)
 
 

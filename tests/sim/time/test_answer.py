@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,20 @@ def test_a_faster_clock_is_the_same_trace_sooner() -> None:
 )  # fmt: skip
 def test_seconds_have_three_digits_and_a_unit(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+def test_no_server_is_busy_for_longer_than_it_ran(tmp_path: Path) -> None:
+    """Drafts end a request in a step after which the next is planned already and runs in vain."""
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"input_length": 50, "output_length": 4}) + "\n")
+    engine = EngineAsk(
+        hybridplan.load("qwen3.5-0.8b"),
+        Deployment("vllm", "0.33", drafts=2),
+        VllmFlags(num_blocks=2000, accepted_drafts=(2,)),
+    )
+    timing = TimeAsk(CALIBRATION, baseline=False)
+    result = run(SimulateAsk(engine, open_trace(str(path)), advice="off", timing=timing))
+    assert result.time is not None
+    assert result.time.utilisation is not None
+    assert result.time.utilisation.busy_s > result.time.span_s
+    assert result.time.utilisation.busy_share == 1.0

@@ -38,6 +38,12 @@ def test_slo_that_means_nothing_is_refused(text: str) -> None:
         parse_slo(text)
 
 
+@pytest.mark.parametrize("text", ["ttft=0s", "tpot=0.0ms", f"ttft={'9' * 400}s"])
+def test_slo_that_none_or_any_would_keep_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--slo .* must be above 0 and at most 1e\+09s"):
+        parse_slo(text)
+
+
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.01])
 def test_slo_share_is_a_share(share: float) -> None:
     with pytest.raises(InputError, match="--slo-share"):
@@ -58,7 +64,26 @@ def test_rate_is_read_from_its_words(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
 
 
-@pytest.mark.parametrize("text", ["2", "x0", "x-1", "3/m", "xinf", "nan/s", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2",
+        "x0",
+        "x-1",
+        "3/m",
+        "xinf",
+        "nan/s",
+        "",
+        "xx2",
+        "x2x",
+        "x",
+        "/s",
+        "x1_0",
+        "x1e-320",
+        "1e-320/s",
+        "x1e300",
+    ],
+)
 def test_rate_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--rate"):
         parse_rate(text)
@@ -151,6 +176,28 @@ def test_search_ends_where_slower_changes_nothing() -> None:
     found = find_rate(probe, Slo(ttft_s=1.0))
     assert found.best is None
     assert [p.speed for p in found.probes] == [1.0, 0.5]
+
+
+def test_search_goes_on_where_requests_do_not_meet_yet() -> None:
+    """Twice a rate at which every request is alone gives the same answer, and is no limit."""
+
+    def probe(speed: float) -> Probe:
+        late = max(speed / 0.05, 1.0)
+        return Probe(speed, speed, 1.0 if late < 9 else 0.5, late < 9, late, None)
+
+    found = find_rate(probe, Slo(ttft_s=9.0), start=0.001)
+    assert found.best is not None
+    assert found.next is not None
+    assert found.best.speed < 0.45 <= found.next.speed
+
+
+def test_search_ends_where_there_is_no_rate() -> None:
+    def probe(speed: float) -> Probe:
+        return Probe(speed, 0.0, 1.0, True, 3.0, 0.1)
+
+    found = find_rate(probe, Slo(ttft_s=9.0))
+    assert found.next is None
+    assert [p.speed for p in found.probes] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
