@@ -181,5 +181,5 @@ def _command(written: dict[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(spelled if value else spelled.replace("--", "--no-", 1))
         else:
-            words += [spelled, str(value)]
+            words += [spelled, str(value).removesuffix(".0")]
     return shlex.join([*words, "-o", written["output"].name])

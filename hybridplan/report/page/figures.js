@@ -16,7 +16,7 @@ function size(bytes) {
   return `${scaled.toLocaleString("en-US", fixed)} ${step[1]}`;
 }
 
-const percent = (share) => `${(100 * share).toFixed(share && share < 0.0995 ? 2 : 1)} %`;
+const percent = (share) => (share ? `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)}%` : "0%");
 
 /* Elements: text is always set as text, so that no name of a model can become markup. */
 function make(tag, attributes = {}, ...children) {
@@ -33,7 +33,7 @@ function make(tag, attributes = {}, ...children) {
 
 const show = (id, ...children) => byId(id).replaceChildren(...children);
 
-const PLOT = { width: 860, height: 360, left: 74, right: 24, top: 16, bottom: 44 };
+const PLOT = { width: 860, height: 360, left: 74, right: 24, top: 24, bottom: 44 };
 
 function plotWidth(id) {
   return Math.max(300, Math.min(PLOT.width, Math.round(byId(id).clientWidth || PLOT.width)));
@@ -93,11 +93,10 @@ function drawMemory(s, found) {
   const cross = found.crossover_tokens;
   if (cross && cross >= least && cross <= most) {
     const at = requestBytes(s, cross).hybrid;
-    const anchor = x(cross) > width - 200 ? "end" : "start";
-    const shift = anchor === "end" ? -9 : 9;
+    const middle = Math.min(Math.max(x(cross), left + 60), width - right - 60);
     picture.append(make("line", { x1: x(cross), x2: x(cross), y1: top, y2: height - bottom, class: "mark" }));
     picture.append(make("circle", { cx: x(cross), cy: y(at), r: 5, class: "dot" }));
-    picture.append(words(x(cross) + shift, height - bottom - 10, `crossover ${count(cross)}`, { class: "strong", "text-anchor": anchor }));
+    picture.append(words(middle, top - 6, `crossover ${count(cross)}`, { class: "strong", "text-anchor": "middle" }));
   }
   const here = y(found.hybrid_bytes);
   picture.append(make("circle", { cx: x(Math.max(s.context_tokens, least)), cy: here, r: 5, class: "dot" }));
@@ -177,7 +176,7 @@ function drawGroups(found) {
   const rows = merged(found.groups);
   const width = plotWidth("groups");
   const narrow = width < 560;
-  const left = narrow ? 0 : 204;
+  const left = narrow ? 0 : 216;
   const bar = 38;
   const pitch = narrow ? 72 : 54;
   const height = rows.length * pitch + 8;
@@ -214,7 +213,7 @@ function drawGroups(found) {
     row.from === row.to ? String(row.from) : `${row.from}-${row.to}`, KINDS[row.kind], count(row.layers), count(row.block_tokens),
     `${count(row.page_bytes)} B`, size(row.content_bytes), size(row.padding_bytes), count(row.blocks_per_request),
   ]);
-  show("groups-table", table("Per block id; the last column is the blocks that one request takes", ["group", "of", "layers", "tokens a block", "page", "filled", "empty", "a request"], body));
+  show("groups-table", table("Per block id; the last column is the blocks that one request takes", ["group", "of", "layers", "tokens a block", "page", "filled", "empty", "a request"], body, 1));
 }
 
 function groupsSentence(found) {
@@ -234,9 +233,12 @@ function legendBox(className, text) {
   return make("li", {}, make("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" }, box), text);
 }
 
-function table(caption, heads, rows) {
-  const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)));
-  const body = rows.map((row) => make("tr", {}, ...row.map((text, i) => make(i ? "td" : "th", i ? {} : { scope: "row" }, text))));
+/* Cells of column ``left`` are words and stand at the left. */
+function table(caption, heads, rows, left = null) {
+  const look = (i) => (i === left ? "left" : null);
+  const head = make("tr", {}, ...heads.map((text, i) => make("th", { scope: "col", class: look(i) }, text)));
+  const cell = (text, i) => (i ? make("td", { class: look(i) }, text) : make("th", { scope: "row" }, text));
+  const body = rows.map((row) => make("tr", {}, ...row.map(cell)));
   const parts = [make("thead", {}, head), make("tbody", {}, ...body)];
   return make("table", {}, ...(caption ? [make("caption", {}, caption)] : []), ...parts);
 }

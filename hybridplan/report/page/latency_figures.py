@@ -21,7 +21,7 @@ def latency_section(time: TimeResult | None) -> str:
     card = time.clock.card or time.clock.name
     said = (
         f"Steps of {card}, {time.clock.how}. Half of the requests have their first token within "
-        f"{seconds(found.ttft.p50_s)}, 99\u00a0% within {seconds(found.ttft.p99_s)}; "
+        f"{seconds(found.ttft.p50_s)}, 99% within {seconds(found.ttft.p99_s)}; "
         f"{time.requests_per_s:.3g} requests and {time.output_tokens_per_s:,.0f} output tokens a "
         "second."
     )
@@ -59,13 +59,13 @@ def _over_requests(
     first = curves[0][2]
     said = (
         f"{title}: {seconds(first.p50_s)} or less for half of {first.requests:,} requests, "
-        f"{seconds(first.p90_s)} for 90 %, {seconds(first.p99_s)} for 99 %"
+        f"{seconds(first.p90_s)} for 90%, {seconds(first.p99_s)} for 99%"
     )
 
     def draw(width: int) -> tuple[int, str]:
         axes = svg.Axes(width, (low, high), (0, 100), log_x=True)
         times = scale.marks(low, high, 10 if width > svg.ROOMY else 4)
-        shares = [(n, f"{n} %") for n in (0, 25, 50, 75, 100)]
+        shares = [(n, f"{n}%") for n in (0, 25, 50, 75, 100)]
         parts = [
             axes.frame(
                 [(mark, scale.time(mark)) for mark in times],
@@ -88,7 +88,7 @@ def _over_requests(
     if limit_s is not None:
         entries.append(("curve ink", f"the SLO's limit, {scale.time(limit_s)}"))
     rows = [
-        (f"{percent} %", *(seconds(found.curve_s[index]) for _, _, found in curves))
+        (f"{percent}%", *(seconds(found.curve_s[index]) for _, _, found in curves))
         for index, percent in enumerate(CURVE_PERCENTS)
     ]
     heads = ("requests", *(words for _, words, _ in curves))
@@ -101,9 +101,9 @@ def _table(time: TimeResult) -> str:
     assert found is not None
     rows: list[tuple[str, Quantiles | None]] = [
         ("first token", found.ttft),
-        ("between tokens", found.tpot),
+        ("next token", found.tpot),
         ("last token", found.e2e),
-        ("queueing", found.queue),
+        ("admission (queueing)", found.queue),
     ]
     if time.worth is not None:
         rows.append(("first token without hits", time.worth.latencies.ttft))
@@ -112,7 +112,7 @@ def _table(time: TimeResult) -> str:
         for name, q in rows
         if q is not None
     ]
-    heads = ("", "p50", "p90", "p99", "longest", "mean")
+    heads = ("time to", "p50", "p90", "p99", "longest", "mean")
     return svg.table(heads, cells, "Latencies by nearest rank")
 
 
@@ -132,7 +132,7 @@ def _over_load(capacity: Capacity) -> str:
         steps = 8 if width > svg.ROOMY else 4
         rates = [(last * n / steps, f"{last * n / steps:.3g}") for n in range(steps + 1)]
         marks = [(mark, scale.time(mark)) for mark in scale.marks(low, high, 8)]
-        parts = [axes.frame(rates, marks, "requests a second; first token, 99 %")]
+        parts = [axes.frame(rates, marks, "requests a second; first token, 99%")]
         points = [
             (axes.x(probe.rate_per_s), axes.y(max(probe.ttft_p99_s, low))) for probe in probes
         ]

@@ -67,13 +67,10 @@ def memory_section(ledger: Ledger) -> str:
         )
         if cross.tokens is not None and first <= cross.tokens <= last:
             at = axes.x(cross.tokens)
-            anchor = "end" if at > width - 200 else "start"
             parts.append(svg.line(at, axes.top, at, axes.height - axes.bottom, "mark"))
-            shift = -9 if anchor == "end" else 9
             words = f"crossover {cross.tokens:,}"
-            parts.append(
-                svg.text(at + shift, axes.height - axes.bottom - 10, words, anchor, "strong")
-            )
+            middle = min(max(at, axes.left + 60), width - axes.right - 60)
+            parts.append(svg.text(middle, axes.top - 5, words, "middle", "strong"))
         return axes.height, "".join(parts)
 
     entries = [("curve full", "this model")]

@@ -65,8 +65,8 @@ def _over_time(result: SimulateResult) -> str:
     last = points[-1].finished
     ceiling = result.hits.ceiling_rate
     said = (
-        f"Hit rate over {last:,} finished requests: from {_rate(points[0]):.1f} % in the first "
-        f"stretch to {_rate(points[-1]):.1f} % in the last"
+        f"Hit rate over {last:,} finished requests: from {_rate(points[0]):.1f}% in the first "
+        f"stretch to {_rate(points[-1]):.1f}% in the last"
     )
 
     highest = max(100 * (ceiling or 0), *(_rate(point) for point in points))
@@ -76,7 +76,7 @@ def _over_time(result: SimulateResult) -> str:
     def draw(width: int) -> tuple[int, str]:
         axes = svg.Axes(width, (0, last), (0, top))
         parts = [
-            axes.frame(_ticks(last, width), [(n, f"{n} %") for n in marks], "requests finished")
+            axes.frame(_ticks(last, width), [(n, f"{n}%") for n in marks], "requests finished")
         ]
         mean = axes.y(100 * result.hits.usable_rate)
         end = width - axes.right
@@ -96,7 +96,7 @@ def _over_time(result: SimulateResult) -> str:
     if ceiling is not None:
         entries.append(("curve twin", "ceiling over the trace"))
     rows = [
-        (f"{p.finished:,}", f"{p.prompt_tokens:,}", f"{p.hit_tokens:,}", f"{_rate(p):.1f} %")
+        (f"{p.finished:,}", f"{p.prompt_tokens:,}", f"{p.hit_tokens:,}", f"{_rate(p):.1f}%")
         for p in points
     ]
     heads = ("requests finished", "prompt tokens", "hit tokens", "hit rate")

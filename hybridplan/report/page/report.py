@@ -62,7 +62,7 @@ def report_page(parts: ReportParts) -> str:
         version=escape(__version__),
         title=escape(f"{setup.model} on {trace}"),
         style=asset("page.css"),
-        heading=escape(f"{setup.model} on {trace}"),
+        heading=escape(f"{setup.model} on {trace}").replace("_", "_<wbr>"),
         lead=escape(lead),
         hatch=svg.HATCH_SVG,
         partial=partial,
@@ -104,7 +104,7 @@ def _cards(parts: ReportParts) -> str:
 
 
 def _padding(plan: VllmResult) -> str:
-    return f"state padding {plan.block.padding_percent:.2f} %" if plan.block.state_bytes else ""
+    return f"state padding {plan.block.padding_percent:.2f}%" if plan.block.state_bytes else ""
 
 
 def _trace_section(replay: SimulateResult) -> str:

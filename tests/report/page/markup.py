@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 
-_VOID = {"meta", "input", "br", "hr", "link", "img"}
+_VOID = {"meta", "input", "br", "hr", "link", "img", "wbr"}
 _INTERACTIVE = {"a", "button", "input", "select", "summary", "textarea"}
 
 
