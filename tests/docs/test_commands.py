@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 from collections import Counter
 from pathlib import Path
@@ -85,6 +86,10 @@ def test_runs_as_the_page_says(
         assert code == found.exit_code, captured.err
     if found.output is not None:
         assert (message := difference(found.output, captured.out + captured.err)) is None, message
+    if found.words[0] in ("report", "explore") and found.kind != "inline":
+        (written,) = workplace.glob("*.html")
+        page = html.unescape(written.read_text(encoding="utf-8"))
+        assert " ".join(found.text.split()) in page, "the page names another command"
 
 
 def test_what_is_not_run_says_why() -> None:
