@@ -187,23 +187,23 @@ class Replay:
             if ready is None:
                 return
             request, sent = ready
+            arrival = self._arrival(request) if isinstance(self.arrival, Timed) else sent
             reason = self.engine.refusal(request)
             if reason is None:
                 self._open += 1
                 if self.server is None:
                     self.engine.add(request)
                 else:
-                    timed = isinstance(self.arrival, Timed)
-                    arrival = self._arrival(request) if timed else sent
                     self.server.add(request, arrival, sent)
                 continue
+            clock = None if self.server is None else self.server.clock
             self._end_turn(request.session)
             yield self._count(
                 RequestOutcome(
                     request_id=request.request_id,
                     prompt_tokens=request.prompt.length_tokens,
                     output_tokens=0,
-                    arrival_s=request.arrival_s,
+                    arrival_s=None if clock is None else arrival / clock.ticks_per_s,
                     session=request.session,
                     turn=request.turn,
                     refused=reason,

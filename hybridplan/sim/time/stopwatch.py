@@ -13,7 +13,7 @@ from hybridplan.sim.time.slo import Slo
 
 
 class Stopwatch:
-    """See every outcome, then ask. Refused requests are not timed and count in nothing.
+    """See every outcome, then ask. Refused requests arrive, and count in nothing else.
 
     With a ``clock`` the prefill that hits spared is added up in its ticks.
     """
@@ -29,11 +29,16 @@ class Stopwatch:
         self._held_s = array("d")
         self._times = {name: array("d") for name in ("ttft", "tpot", "e2e", "queued")}
         self._arrivals: tuple[float, float] | None = None
+        self._arrived = 0
         self._met = 0
         self._missed: Counter[str] = Counter()
 
     def see(self, outcome: RequestOutcome) -> None:
         """Note an outcome of a replay with a clock."""
+        if outcome.arrival_s is not None:
+            low, high = self._arrivals or (outcome.arrival_s, outcome.arrival_s)
+            self._arrivals = min(low, outcome.arrival_s), max(high, outcome.arrival_s)
+            self._arrived += 1
         if outcome.refused is not None or outcome.sent_s is None:
             return
         self.requests += 1
@@ -47,8 +52,6 @@ class Stopwatch:
         self.first_sent_s = sent if self.first_sent_s is None else min(self.first_sent_s, sent)
         self.last_token_s = max(self.last_token_s, end)
         arrival = outcome.arrival_s or 0.0
-        low, high = self._arrivals or (arrival, arrival)
-        self._arrivals = min(low, arrival), max(high, arrival)
         if sent > arrival:
             self.held_back += 1
             self._held_s.append(sent - arrival)
@@ -73,11 +76,11 @@ class Stopwatch:
 
     @property
     def offered_per_s(self) -> float | None:
-        """Mean rate of arrivals; None where all arrive at once."""
-        if self._arrivals is None or self.requests < 2:
+        """Mean rate of arrivals, refused ones too; None where all arrive at once."""
+        if self._arrivals is None:
             return None
         span = self._arrivals[1] - self._arrivals[0]
-        return (self.requests - 1) / span if span > 0 else None
+        return (self._arrived - 1) / span if span > 0 else None
 
     def per_s(self, amount: int) -> float:
         """A rate over the span."""

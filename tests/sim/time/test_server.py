@@ -108,3 +108,9 @@ def test_the_stand_in_charges_the_step_once_however_many_passes_it_has() -> None
     passes = [Pass(StepWork(chunks=[(0, 10)])), Pass(StepWork([5, 6]))]
     assert [charge.ticks for charge in clock.passes(passes)] == [130, 6]
     assert clock.stretch(StepWork([5, 6]), 4).ticks == 4 * 106
+
+
+def test_a_refused_request_arrives_on_the_scaled_clock() -> None:
+    requests = [_request("a", 0.0), _request("none", 8.0, prompt=0)]
+    run = Replay(requests, _vllm(), arrival=Timed(speed=4.0), clock=Seconds())
+    assert {o.request_id: o.arrival_s for o in run if o.refused} == {"none": 2.0}

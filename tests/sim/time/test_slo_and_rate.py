@@ -149,6 +149,15 @@ def test_nothing_served_keeps_no_slo() -> None:
     assert not found.kept
 
 
+def test_refused_requests_arrive_too() -> None:
+    watch = Stopwatch()
+    watch.see(_outcome(0.0, 0.5, 0.05))
+    watch.see(RequestOutcome("refused", 0, 0, arrival_s=1.0, refused="the prompt is empty"))
+    watch.see(_outcome(2.0, 0.5, 0.05))
+    assert watch.offered_per_s == 1.0
+    assert watch.requests == 2
+
+
 def _server(limit: float, calls: list[float]) -> object:
     def probe(speed: float) -> Probe:
         calls.append(speed)
