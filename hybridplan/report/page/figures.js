@@ -189,7 +189,7 @@ function drawGroups(found) {
     const name = row.from === row.to ? `Group ${row.from}` : `Groups ${row.from} to ${row.to}`;
     const holds = `${plural(row.layers, "layer")}, ${KINDS[row.kind].toLowerCase()}`;
     if (narrow) {
-      picture.append(words(0, y - 7, `${name}: ${holds}`, { class: "strong" }));
+      picture.append(words(0, y - 7, `${name}: ${holds.replace(" attention", "")}`, { class: "strong" }));
     } else {
       picture.append(words(0, y + 16, name, { class: "strong" }), words(0, y + 33, holds));
     }

@@ -34,6 +34,8 @@ def latency_section(time: TimeResult | None) -> str:
     if time.attained is not None:
         kept = "kept" if time.attained.kept else "not kept"
         said += f" The SLO {time.attained.slo} is {kept}: {time.attained.share_met:.2%} do."
+    if time.offered_per_s is None:
+        said += " There is no request rate to vary here; --arrival timed draws latency against it."
     limits = time.attained.slo.limits if time.attained is not None else {}
     inside = ""
     for name, title in TITLES.items():
@@ -44,7 +46,7 @@ def latency_section(time: TimeResult | None) -> str:
         known = [(look, words, values) for look, words, values in curves if values is not None]
         if known:
             inside += f"<h3>{title}</h3>" + _over_requests(title, known, limits.get(name))
-    inside += _table(time)
+    inside += "<h3>In numbers</h3>" + _table(time)
     if time.capacity is not None and len(time.capacity.probes) > 1:
         inside += _over_load(time.capacity)
     return section("latency", "Latency", said, inside)

@@ -147,7 +147,7 @@ def _panel(curve: RateCurve, metric: _Metric, percent: str, axes: svg.Axes) -> s
     parts = [
         axes.frame(
             [(m, f"{m:g}") for m in scale.marks(*axes.x_ends, 6)],
-            [(m, scale.time(m)) for m in scale.marks(*axes.y_ends, 6)],
+            [(m, scale.time(m)) for m in scale.marks(*axes.y_ends, axes.height // 30)],
             "requests a second",
         )
     ]

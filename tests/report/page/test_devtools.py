@@ -96,6 +96,25 @@ def test_letters_are_clear_of_each_other(
     assert tab.eval(LETTERS) == []
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        "#layers=175&full_layers=11&window_layers=62&parallel=73&state_kind=gdn",
+        "#layers=1024&full_layers=1023&context_tokens=4194304&tp=8",
+        "#full_layers=0&window_layers=0&state_kind=mamba2&drafts=7",
+        "#full_layers=1&context_tokens=1&kv_heads=1&key_dim=16&value_dim=16",
+    ],
+    ids=["many groups", "many layers", "states alone", "tiny"],
+)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_letters_stay_clear_at_the_ends_of_sliders(
+    tab: Tab, pages: dict[str, Path], link: str, width: int
+) -> None:
+    tab.open(pages["falcon-h1-1.5b-base"], width)
+    tab.eval(f"history.replaceState(null, '', '{link}'); readLink(); update()")
+    assert tab.eval(LETTERS) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_scheme_of_the_reader_is_followed(
     tab: Tab, pages: dict[str, Path], scheme: str
