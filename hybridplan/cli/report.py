@@ -131,7 +131,12 @@ def _report(
     with ExitStack() as stack:
         watch = stack.enter_context(watching(lambda: sum(1 for _ in opened.requests())))
         result = run(ask, watch=watch)
-        rates = rate_curve(ask, watch=watch) if result.interrupted is None else None
+        rates, stage = None, result.interrupted
+        if stage is None:
+            try:
+                rates = rate_curve(ask, watch=watch)
+            except KeyboardInterrupt:
+                stage = "rates"
     contexts = curve_contexts(max_model_len or spec.max_tokens or 131072)
     parts = ReportParts(
         account(spec, deployment, contexts=list(contexts)),
@@ -142,11 +147,12 @@ def _report(
     )
     write(output, report_page(parts))
     typer.echo(f"wrote {output}")
-    if result.interrupted is not None:
-        return interrupted(f"interrupted during the {result.interrupted}")
-    if rates is not None and rates.interrupted:
-        return interrupted("interrupted during the rates")
-    return 0
+    if stage is None and rates is not None and rates.interrupted:
+        stage = "rates"
+    if stage is not None:
+        return interrupted(f"interrupted during the {stage}")
+    attained = result.time.attained if result.time is not None else None
+    return 1 if attained is not None and not attained.kept else 0
 
 
 def _plan(asked: EngineAsk) -> VllmResult | SglangResult:

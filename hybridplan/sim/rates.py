@@ -40,7 +40,8 @@ class Served:
 class RatePoint:
     """The same requests at ``speed`` times the trace's clock, ``rate_per_s`` a second on the mean.
 
-    ``without`` gives no hits; None where the trace's own rate had none to lose.
+    ``without`` gives no hits; None where the trace's own rate had none to lose, or
+    no baseline was asked for.
     """
 
     speed: float
@@ -81,7 +82,8 @@ def rate_curve(ask: SimulateAsk, *, watch: Watch | None = None) -> RateCurve | N
     At most MOST_REPLAYS replays of at most MOST_REQUESTS and MOST_PROMPT_TOKENS each.
 
     None where there is no rate to vary: without a calibration or timed arrival, where all arrive at
-    one moment, and where Ctrl-C or refusals left not one point. Raises what ``run`` does.
+    one moment, and where all are refused. Raises what ``run`` does, and KeyboardInterrupt where
+    Ctrl-C came before the first point; later it ends the curve.
     """
     ask = at_rate(ask)
     if ask.timing.calibration is None or not isinstance(ask.arrival, Timed):
@@ -95,6 +97,7 @@ class _Rates:
         self._arrival = arrival
         self._watch = watch
         self._baseline = ""
+        self._compares = ask.timing.baseline
         stream = clocked_requests(ask.trace, arrival, ask.session_gap_s)
         self._requests, self._whole = _affordable(stream)
         self._again = Replays(
@@ -110,14 +113,15 @@ class _Rates:
             if own is None:
                 return None
             points.append(own)
+            self._compares = False
             at_once = self._at_once(speed * _AT_ONCE)
             for other in _speeds(own, at_once):
                 found = self._point(other)
                 points += [] if found is None else [found]
         except KeyboardInterrupt:
+            if not points:
+                raise
             interrupted = True
-        if not points:
-            return None
         return RateCurve(
             requests=len(self._requests),
             whole=self._whole,
@@ -145,7 +149,7 @@ class _Rates:
         if hits is None or rate is None:
             return None
         without = None
-        if self._baseline or (found.hit_tokens and speed == self._arrival.speed):
+        if self._baseline or (self._compares and found.hit_tokens):
             self._baseline, engine, requests = self._again.without_hits()
             without = _served(self._replay(speed, engine, requests))
         return RatePoint(speed, rate, hits, without)

@@ -83,6 +83,13 @@ def test_without_hits_there_is_nothing_to_compare() -> None:
     assert all(point.without is None for point in found.points)
 
 
+def test_no_baseline_is_asked_for() -> None:
+    found = rate_curve(replace(ask(IDS), timing=replace(TIMING, baseline=False)))
+    assert found is not None
+    assert found.baseline == ""
+    assert [point.hits for point in found.points] == [point.hits for point in curve(IDS).points]
+
+
 def test_sglang_is_compared_with_prompts_that_are_not_alike() -> None:
     found = rate_curve(ask(IDS, 30, "sglang"))
     assert found is not None
@@ -118,6 +125,14 @@ def test_long_prompts_leave_fewer_requests(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_no_rate_to_vary(asked: SimulateAsk) -> None:
     assert rate_curve(asked) is None
+
+
+def test_ctrl_c_before_the_first_point_is_passed_on() -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rate_curve(ask(LENGTHS), watch=stop)
 
 
 def test_ctrl_c_keeps_the_points_until_then() -> None:

@@ -122,6 +122,30 @@ def test_the_page_keeps_its_promises(page_text: str) -> None:
     assert "the page shows latency too" not in page_text
 
 
+@pytest.mark.parametrize("limit, code", [("100s", 0), ("1us", 1)])
+def test_the_exit_code_says_whether_the_slo_is_kept(tmp_path: Path, limit: str, code: int) -> None:
+    page = tmp_path / "report.html"
+    words = ["report", "--trace", AGENTS, "--limit", "20", "--gpu", "l4", "--advice", "off"]
+    words += ["--arrival", "closed:4", "--calibration", "preset", "--no-baseline"]
+    assert command([*words, "--slo", f"ttft={limit}", "-o", str(page)]) == code
+    assert page.exists()
+
+
+def test_ctrl_c_during_the_rates_writes_the_page_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hybridplan.sim.rates.rate_curve", stop)
+    page = tmp_path / "report.html"
+    words = ["report", "--trace", AGENTS, "--limit", "20", "--gpu", "l4", "--advice", "off"]
+    words += ["--arrival", "timed", "--session-gap", "1", "--calibration", "preset"]
+    assert command([*words, "-o", str(page)]) == 130
+    assert "interrupted during the rates" in capsys.readouterr().err
+    assert "h-rates" not in page.read_text(encoding="utf-8")
+
+
 def test_without_a_clock_the_page_says_how_to_get_one(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     words = ["report", "--trace", AGENTS, "--limit", "20", "--gpu", "l4", "--advice", "off"]
