@@ -240,7 +240,8 @@ class Fleet:
         reason = self._refusal(site, request)
         if reason is not None:
             self._end_turn(request.session)
-            served.outcome = refused(request, reason)
+            arrival_s = arrival / self.ticks_per_s if self.ticks_per_s > 1 else None
+            served.outcome = refused(request, reason, arrival_s)
             yield served
             return
         if self.on_sent is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hybridplan.sim.outcome import RequestOutcome, Summary
@@ -15,31 +15,12 @@ from hybridplan.sim.time.stopwatch import Stopwatch
 from hybridplan.sim.totals import Totals
 
 
-class Watches(Stopwatch):
+def joined(watches: Iterable[Stopwatch], slo: Slo | None) -> Stopwatch:
     """The stopwatches of several replicas as one."""
-
-    def __init__(self, watches: Sequence[Stopwatch], slo: Slo | None) -> None:
-        super().__init__(slo)
-        for other in watches:
-            self._join(other)
-
-    def _join(self, other: Stopwatch) -> None:
-        if other.first_sent_s is None:
-            return
-        self.requests += other.requests
-        self.prompt_tokens += other.prompt_tokens
-        self.output_tokens += other.output_tokens
-        firsts = [s for s in (self.first_sent_s, other.first_sent_s) if s is not None]
-        self.first_sent_s = min(firsts)
-        self.last_token_s = max(self.last_token_s, other.last_token_s)
-        self.held_back += other.held_back
-        self._held_s.extend(other._held_s)
-        for name, values in self._times.items():
-            values.extend(other._times[name])
-        spans = [span for span in (self._arrivals, other._arrivals) if span is not None]
-        self._arrivals = min(low for low, _ in spans), max(high for _, high in spans)
-        self._met += other._met
-        self._missed.update(other._missed)
+    whole = Stopwatch(slo)
+    for watch in watches:
+        whole.join(watch)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from hybridplan.sim.advice import Watch
 from hybridplan.sim.arrival import Timed
 from hybridplan.sim.fleet.alone import OnOutcome, parts_alone
 from hybridplan.sim.fleet.ask import FleetAsk
-from hybridplan.sim.fleet.part import Part, Watches, count_refused
+from hybridplan.sim.fleet.part import Part, count_refused, joined
 from hybridplan.sim.fleet.reference import one_large_replica
 from hybridplan.sim.fleet.result import (
     SCHEMA_VERSION,
@@ -26,6 +26,7 @@ from hybridplan.sim.replay import Progress
 from hybridplan.sim.result import Refused
 from hybridplan.sim.setup import build
 from hybridplan.sim.time.answer import clock_info
+from hybridplan.sim.time.stopwatch import Stopwatch
 
 OTHER_REPLICA = "other_replica"
 
@@ -73,7 +74,7 @@ def run_fleet(
     else:
         decoders = ()
     replicas = tuple(replica_of(part, elapsed_s) for part in parts)
-    times = Watches([part.watch for part in parts], ask.slo)
+    times = joined((part.watch for part in parts), ask.slo)
     total = total_of(replicas, times)
     router_believes = ask.router.kind == "prefix-aware"
     return FleetResult(
@@ -166,7 +167,7 @@ def replica_of(part: Part, elapsed_s: float | None) -> ReplicaResult:
     )
 
 
-def total_of(replicas: Sequence[ReplicaResult], times: Watches) -> ReplicaResult:
+def total_of(replicas: Sequence[ReplicaResult], times: Stopwatch) -> ReplicaResult:
     """All replicas as one: counts are sums, peaks are sums of peaks, times are over requests."""
 
     def added(name: str) -> int:

@@ -81,13 +81,13 @@ def without_times(outcome: RequestOutcome) -> RequestOutcome:
     )
 
 
-def refused(request: Request, reason: str) -> RequestOutcome:
-    """The outcome of a request that no engine took."""
+def refused(request: Request, reason: str, arrival_s: float | None) -> RequestOutcome:
+    """The outcome of a request that no engine took; it arrived at ``arrival_s`` of the replay."""
     return RequestOutcome(
         request_id=request.request_id,
         prompt_tokens=request.prompt.length_tokens,
         output_tokens=0,
-        arrival_s=request.arrival_s,
+        arrival_s=arrival_s,
         session=request.session,
         turn=request.turn,
         refused=reason,

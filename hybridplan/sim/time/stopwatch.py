@@ -64,6 +64,27 @@ class Stopwatch:
             self._met += not missed
             self._missed.update(missed)
 
+    def join(self, other: Stopwatch) -> None:
+        """Take in what another one has seen, as if this one had; it judged by the same SLO."""
+        self.hit_tokens += other.hit_tokens
+        self.hit_ticks += other.hit_ticks
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        firsts = [s for s in (self.first_sent_s, other.first_sent_s) if s is not None]
+        self.first_sent_s = min(firsts, default=None)
+        self.last_token_s = max(self.last_token_s, other.last_token_s)
+        self.held_back += other.held_back
+        self._held_s.extend(other._held_s)
+        for name, values in self._times.items():
+            values.extend(other._times[name])
+        spans = [span for span in (self._arrivals, other._arrivals) if span is not None]
+        if spans:
+            self._arrivals = min(low for low, _ in spans), max(high for _, high in spans)
+        self._arrived += other._arrived
+        self._met += other._met
+        self._missed.update(other._missed)
+
     @property
     def span_s(self) -> float:
         """From the first request sent to the last token."""

@@ -14,7 +14,7 @@ from hybridplan.sim.fleet.cosim import Fleet, Served, Site, StepCount
 from hybridplan.sim.fleet.routers import ROUTERS, RouterAsk
 from hybridplan.sim.outcome import RequestOutcome
 from hybridplan.sim.replay import Replay
-from hybridplan.sim.request import Request
+from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.time.clock import Clock
 from tests.sim.fleet.cases import QueueClock, engine, trace
 
@@ -57,6 +57,7 @@ def alone(requests: list[Request], arrival: Arrival, num_blocks: int = 60) -> li
 def test_one_replica_is_the_plain_replay(kind: str, arrival: Arrival) -> None:
     for seed in range(6):
         requests = trace(seed, 60, sessions=not isinstance(arrival, Timed))
+        requests.insert(5, Request("empty", Prompt(0), 1, requests[5].arrival_s))
         assert outcomes(fleet(requests, 1, kind, arrival)[1]) == alone(requests, arrival)
 
 
@@ -64,6 +65,7 @@ def test_one_replica_is_the_plain_replay(kind: str, arrival: Arrival) -> None:
 def test_one_replica_with_steps_in_flight_is_the_plain_replay(arrival: Arrival) -> None:
     for seed in range(10):
         requests = trace(seed, 60, sessions=not isinstance(arrival, Timed))
+        requests.insert(5, Request("empty", Prompt(0), 1, requests[5].arrival_s))
         _, served = fleet(requests, 1, "round-robin", arrival, async_depth=2, sees_queue=True)
         replay = Replay(
             requests,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridplan.sim.fleet.part import Watches, count_refused
+from hybridplan.sim.fleet.part import count_refused, joined
 from hybridplan.sim.outcome import RequestOutcome
 from hybridplan.sim.result import Refused
 from hybridplan.sim.time.slo import parse_slo
@@ -41,7 +41,7 @@ def test_watches_of_parts_are_the_watch_of_all(
         one = outcome(index, *times)  # type: ignore[arg-type]
         whole.see(one)
         parts[part].see(one)
-    merged = Watches(parts, SLO)
+    merged = joined(parts, SLO)
     assert merged.latencies() == whole.latencies()
     assert merged.attained() == whole.attained()
     assert merged.span_s == whole.span_s
