@@ -35,7 +35,10 @@ def latency_section(time: TimeResult | None) -> str:
         kept = "kept" if time.attained.kept else "not kept"
         said += f" The SLO {time.attained.slo} is {kept}: {time.attained.share_met:.2%} do."
     if time.offered_per_s is None:
-        said += " There is no request rate to vary here; --arrival timed draws latency against it."
+        said += (
+            " Latency against the request rate takes --arrival timed, and requests that do not all"
+            " arrive at once."
+        )
     limits = time.attained.slo.limits if time.attained is not None else {}
     inside = ""
     for name, title in TITLES.items():
@@ -47,8 +50,8 @@ def latency_section(time: TimeResult | None) -> str:
         if known:
             inside += f"<h3>{title}</h3>" + _over_requests(title, known, limits.get(name))
     inside += "<h3>In numbers</h3>" + _table(time)
-    if time.capacity is not None and len(time.capacity.probes) > 1:
-        inside += _over_load(time.capacity)
+    if time.capacity is not None:
+        inside += _searched(time.capacity)
     return section("latency", "Latency", said, inside)
 
 
@@ -118,36 +121,18 @@ def _table(time: TimeResult) -> str:
     return svg.table(heads, cells, "Latencies by nearest rank")
 
 
-def _over_load(capacity: Capacity) -> str:
-    """Times at the rates that were tried."""
-    probes = sorted(capacity.probes, key=lambda probe: probe.rate_per_s)
-    low, high = scale.ends([probe.ttft_p99_s for probe in probes])
-    last = probes[-1].rate_per_s
+def _searched(capacity: Capacity) -> str:
+    """The rates that ``--find-rate`` tried."""
     best, worst = capacity.best, capacity.next
     said = f"Nothing that was tried keeps {capacity.slo}"
     if best is not None:
         said = f"{best.rate_per_s:.3g} requests a second keep {capacity.slo}"
         said += f", {worst.rate_per_s:.3g} do not" if worst is not None else ""
-
-    def draw(width: int) -> tuple[int, str]:
-        axes = svg.Axes(width, (0, last), (low, high), log_y=True)
-        steps = 8 if width > svg.ROOMY else 4
-        rates = [(last * n / steps, f"{last * n / steps:.3g}") for n in range(steps + 1)]
-        marks = [(mark, scale.time(mark)) for mark in scale.marks(low, high, 8)]
-        parts = [axes.frame(rates, marks, "requests a second; first token, 99%")]
-        points = [
-            (axes.x(probe.rate_per_s), axes.y(max(probe.ttft_p99_s, low))) for probe in probes
-        ]
-        parts.append(svg.curve(points, "full"))
-        parts += [svg.dot(x, y) for x, y in points]
-        return axes.height, "".join(parts)
-
     heads = ("requests a second", "trace's clock", "SLO kept by", "first token p99", "a token p99")
-    rows = [_probe(probe) for probe in probes]
+    rows = [_probe(probe) for probe in sorted(capacity.probes, key=lambda probe: probe.speed)]
     return (
-        f"<h3>Over load</h3><p>{escape(said)}.</p>"
-        + svg.figure(f"Latency over load: {said}", draw)
-        + svg.table(heads, rows, "Rates that were tried")
+        f'<h3>Highest rate that keeps the SLO</h3><p class="note">{escape(said)}.</p>'
+        + svg.table(heads, rows, "Rates that were tried, each on the whole trace")
     )
 
 

@@ -62,11 +62,6 @@ def curve(points: Iterable[tuple[float, float]], name: str) -> str:
     return f"<path{attributes(d=''.join(steps), class_=f'curve {name}')}/>" if steps else ""
 
 
-def dot(x: float, y: float) -> str:
-    """A marked point."""
-    return f"<circle{attributes(cx=number(x), cy=number(y), r=5, class_='dot')}/>"
-
-
 def spot(x: float, y: float, name: str) -> str:
     """A small point on a curve, filled by its class."""
     return f"<circle{attributes(cx=number(x), cy=number(y), r=3.5, class_=name)}/>"
