@@ -56,6 +56,7 @@ class VllmEngine:
         self._announce_finished = False
         self._serial = 0
         self._steady = False
+        self._repeated = 0
 
     @property
     def running(self) -> int:
@@ -218,18 +219,18 @@ class VllmEngine:
     def _note_steady(self, plan: Step | None, changes: int, finished: list[Sequence]) -> None:
         """Whether the next step is sure to repeat this one but for counters.
 
-        With requests waiting, or steps in flight, one step must be seen to change nothing.
+        With requests waiting one step must be seen to change nothing, with steps in flight as many
+        as there are: their outputs are still to come.
         """
-        self._steady = (
-            self._skipping
-            and plan is not None
-            and not self.config.draft_tokens
-            and (
-                self._repeats(plan, changes, finished)
-                if self.scheduler.waiting or self.config.async_depth > 1
-                else len(self.scheduler.running) <= self.config.max_batched_tokens
-            )
-        )
+        if not self._skipping or plan is None or self.config.draft_tokens:
+            self._steady = False
+            return
+        if self.scheduler.waiting or self.config.async_depth > 1:
+            again = self._repeats(plan, changes, finished)
+            self._repeated = self._repeated + 1 if again else 0
+            self._steady = self._repeated >= max(self.config.async_depth - 1, 1)
+        else:
+            self._steady = len(self.scheduler.running) <= self.config.max_batched_tokens
 
     def _repeats(self, plan: Step, changes: int, finished: list[Sequence]) -> bool:
         return (

@@ -77,11 +77,11 @@ def replayed(
     return outcomes, (*shown, server.now, server.busy, server.spent), refusal
 
 
-def _vllm(seed: int, *, skipping: bool, drafts: bool) -> object:
+def _vllm(seed: int, *, skipping: bool, drafts: bool, depths: tuple[int, ...] = (1, 2)) -> object:
     rng = Random(seed)
     case = random_cases.random_case(seed, drafts=drafts)
     config = traced_cases.config_of(case, ECHO, rng.choice(["0.32", "0.33"]))
-    config = replace(config, async_depth=rng.choice([1, 2]))
+    config = replace(config, async_depth=rng.choice(depths))
     requests = arriving(list(traced_cases.requests_of(case)), rng)
     arrival, clock = arrival_of(rng), clock_of(rng.choice(MODELS))
     accepted = traced_cases.accepted_drafts(case)
@@ -93,6 +93,24 @@ def _vllm(seed: int, *, skipping: bool, drafts: bool) -> object:
 @given(st.integers(0, 1_000_000))
 def test_vllm_ends_at_the_same_ticks_with_and_without_skipping(seed: int) -> None:
     assert _vllm(seed, skipping=True, drafts=False) == _vllm(seed, skipping=False, drafts=False)
+
+
+def _same_with_and_without(seed: int, depth: int) -> bool:
+    skipped, stepped = (
+        _vllm(seed, skipping=skipping, drafts=False, depths=(depth,)) for skipping in (True, False)
+    )
+    return skipped == stepped
+
+
+@settings(RELAXED, max_examples=60)
+@given(st.integers(0, 1_000_000), st.sampled_from([3, 4]))
+def test_pipeline_stages_keep_more_steps_in_flight(seed: int, depth: int) -> None:
+    assert _same_with_and_without(seed, depth)
+
+
+@pytest.mark.parametrize("seed, depth", [(65, 3), (80, 3), (305, 4)])
+def test_one_step_that_repeats_is_not_enough_behind_a_longer_queue(seed: int, depth: int) -> None:
+    assert _same_with_and_without(seed, depth)
 
 
 @settings(RELAXED, max_examples=40)
