@@ -44,10 +44,15 @@ def screen(result: LogFit) -> list[RenderableType]:
 
 
 def verdict(result: LogFit) -> str:
-    """One sentence: whether TTFT and TPOT of the requests left out were predicted."""
+    """One sentence: whether TTFT and TPOT of the requests left out were predicted. A log may hold
+    only one of the two."""
     outside = [found for found in result.judged if not found.within and found.measure != "e2e"]
     if not outside:
-        return "TTFT and TPOT of the requests left out are predicted within the tolerances."
+        shown = dict.fromkeys(found.measure for found in result.judged if found.measure != "e2e")
+        are = "are" if len(shown) > 1 else "is"
+        return (
+            f"{' and '.join(shown)} of the requests left out {are} predicted within the tolerances."
+        )
     names = ", ".join(f"{found.measure} p{found.percent} {found.error:+.1%}" for found in outside)
     return f"Outside the tolerances: {names}."
 

@@ -115,3 +115,40 @@ def test_a_trace_without_times_is_no_log(capsys: pytest.CaptureFixture[str]) -> 
     path = ROOT / "tests" / "data" / "traces" / "azure_llm_2023_conv.csv.gz"
     assert run(["calibrate", str(path), *FLAGS]) == 2
     assert "a calibration needs tokens, an arrival or" in capsys.readouterr().err
+
+
+def _log(path: Path, ttft_s: float, e2e_s: float, *, judged_only: bool = False) -> str:
+    """60 requests; with ``judged_only`` the fitted ones take a second more."""
+    rows = []
+    for n in range(60):
+        more = 1.0 if judged_only and n < 30 else 0.0
+        times = {"ttft_s": ttft_s + more, "e2e_s": e2e_s + more}
+        rows.append({"arrival_s": n, "input_tokens": 100 + n, "output_tokens": 4, **times})
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "judged_only, words",
+    [
+        (False, "0 intervals of the log's fitted requests take any time"),
+        (True, "have neither a TTFT nor a TPOT above zero in the log"),
+    ],
+    ids=["none takes time", "none that is judged takes time"],
+)
+def test_a_log_that_shows_no_time_proves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], judged_only: bool, words: str
+) -> None:
+    log = _log(tmp_path / "log.jsonl", 0.0, 0.0, judged_only=judged_only)
+    assert run(["calibrate", log, *FLAGS]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_only_what_was_judged_is_called_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _log(tmp_path / "log.jsonl", 0.0, 0.06)
+    assert run(["calibrate", log, *FLAGS]) == 0
+    out = capsys.readouterr().out
+    assert "\nTPOT of the requests left out is predicted within the tolerances." in out
+    assert "TTFT" not in out

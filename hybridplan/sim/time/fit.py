@@ -104,7 +104,13 @@ def fit_log(ask: FitAsk, *, on_round: Callable[[int], None] | None = None) -> Lo
             on_round(len(rounds) + 1)
         clock = StepClock(model, _calibration(constants))
         replayed = replay_log(requests, lambda: built.engine(losses=False), clock)
-        found = Round(constants, replayed.outcomes, _intervals(requests, replayed, taken))
+        intervals = _intervals(requests, replayed, taken)
+        if len(intervals) < len(names):
+            raise InputError(
+                f"{len(intervals)} intervals of the log's fitted requests take any time, too few"
+                f" for {len(names)} constants; are the stamps seconds with fractions?"
+            )
+        found = Round(constants, replayed.outcomes, intervals)
         settled = bool(rounds) and moved(rounds[-1], found) < _STILL
         rounds.append(found)
         constants = found.solution(names) if len(rounds) > 1 else found.scaled()
@@ -160,6 +166,11 @@ def _result(
         sides[is_fitted][0].append(logged)
         sides[is_fitted][1].append(outcome)
     judged, left_out = judge(*sides[False]), singles(*sides[False])
+    if all(found.measure == "e2e" for found in judged):
+        raise InputError(
+            f"the {len(sides[False][0])} requests that are left out have neither a TTFT nor a TPOT"
+            " above zero in the log, so that nothing can be judged; choose another --split"
+        )
     decode = next((single for single in left_out if single.measure == "TPOT"), None)
     made = replace(
         _calibration(best.constants, best.spreads(names), FROM_LOG + Path(ask.log.path).name),
