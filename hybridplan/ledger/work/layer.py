@@ -104,7 +104,8 @@ class Tally:
 
     def _routed(self, layer: Layer, mlp: MoE) -> None:
         """Router, the experts a token meets (read as often as ``model.distinct`` says), shared
-        experts. Activations go in and out of each expert a token meets."""
+        experts (one product as wide as all their matrices). Activations go in and out of each
+        expert a token meets."""
         hidden, tp = self._spec.hidden_size, self._tp
         parts = [part for part in mlp_parts(mlp, hidden) if part.linear or part.module == "gate"]
         routed = [part for part in parts if part.component == "experts"]

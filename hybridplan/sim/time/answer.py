@@ -15,7 +15,7 @@ from hybridplan.sim.setup import EngineAsk, VllmFlags, build
 from hybridplan.sim.time.ask import TimeAsk
 from hybridplan.sim.time.capacity import find_rate
 from hybridplan.sim.time.clock import Clock, StepClock
-from hybridplan.sim.time.load import step_clock
+from hybridplan.sim.time.load import flop_dtype, step_clock
 from hybridplan.sim.time.result import (
     Capacity,
     ClockInfo,
@@ -205,7 +205,7 @@ def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisa
     flop = spent.dense_flop + spent.attention_flop + spent.scan_flop
     gpu = card_of(clock.calibration)
     bytes_per_s, flop_per_s = spent.bytes / busy_s, flop / busy_s
-    rate = gpu.flops_per_s.get("bf16") if gpu else None
+    rate = gpu.flops_per_s.get(flop_dtype(engine.spec)) if gpu else None
     return Utilisation(
         busy_s=busy_s,
         busy_share=busy_s / max(found.span_s, ran_s),

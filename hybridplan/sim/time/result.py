@@ -71,8 +71,8 @@ class Utilisation:
     ``busy_share`` is the time in steps over the span of the replay, up to the end of the last step
     (which may give no token: async scheduling plans it ahead); ``step_shares`` what each
     feature took of it (they sum to 1). ``bytes`` and ``flop`` are all counted; their rates are
-    over the time in steps. The shares of the card's published rates are None where the card is
-    not known.
+    over the time in steps. The shares of the card's published rates (FLOP: in the dtype that
+    products of weights run in) are None where the card is not known.
     """
 
     busy_s: float

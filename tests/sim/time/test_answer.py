@@ -146,3 +146,18 @@ def test_no_server_is_busy_for_longer_than_it_ran(tmp_path: Path) -> None:
     assert result.time.utilisation is not None
     assert result.time.utilisation.busy_s > result.time.span_s
     assert result.time.utilisation.busy_share == 1.0
+
+
+@pytest.mark.parametrize("model, dtype", [("qwen3.5-0.8b", "bf16"), ("deepseek-v3", "fp8")])
+def test_flop_are_a_share_of_the_rate_their_products_run_at(model: str, dtype: str) -> None:
+    gpu = find_gpu("h200")
+    engine = EngineAsk(
+        hybridplan.load(model), Deployment("vllm", "0.33", tp=8), VllmFlags(num_blocks=12000)
+    )
+    timing = TimeAsk(preset(gpu, dtype), baseline=False)
+    trace = open_trace(str(AZURE), limit=3)
+    result = run(SimulateAsk(engine, trace, advice="off", bounds=False, timing=timing))
+    assert result.time is not None
+    used = result.time.utilisation
+    assert used is not None
+    assert used.flop_share == pytest.approx(used.flop_per_s / gpu.flops_per_s[dtype])
