@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +99,7 @@ _OF_ROUTER = {
     "router_balance_rel": ("prefix-aware",),
     "router_index_tokens": ("prefix-aware",),
 }
-_NOT_YET = ("per_request", "events", "plot")
+_OF_ONE_ENGINE = ("events", "plot")
 
 
 def asked(given: Mapping[str, Any]) -> bool:
@@ -126,6 +127,9 @@ def asked(given: Mapping[str, Any]) -> bool:
         one_replica = given["replicas"] == 1 and other == "--replicas N"
         if given[name] is not None and not one_replica:
             raise InputError(f"{_flag(name)} {given[name]} says nothing without {other}")
+    if given["replicas"] == 1:
+        _router(given)
+        _processes(given)
     return False
 
 
@@ -135,6 +139,7 @@ def answer(base: SimulateAsk, given: Mapping[str, Any]) -> int:
     from hybridplan.cli.progress import watching
     from hybridplan.report.document import document
     from hybridplan.report.fleet import routers_screen, screen, size_screen
+    from hybridplan.sim.export import fleet_writer
     from hybridplan.sim.fleet.compare import compare_routers
     from hybridplan.sim.fleet.find import find_replicas
     from hybridplan.sim.fleet.run import run_fleet
@@ -142,12 +147,13 @@ def answer(base: SimulateAsk, given: Mapping[str, Any]) -> int:
     ask = _fleet(base, given)
     found: Any
     shown: Callable[[Any], list[RenderableType]]
-    jobs, scheduler = given["jobs"] or 1, given["scheduler"]
-    if given["jobs"] is not None and given["jobs"] < 1:
-        raise InputError(f"--jobs is {given['jobs']}; it must be 1 or more")
+    jobs, scheduler = _processes(given)
+    per_request = _per_request(given)
     if given["most_replicas"] is not None and not given["find_replicas"]:
         raise InputError("--most-replicas bounds a search; give --find-replicas or drop it")
-    with watching(lambda: sum(1 for _ in base.trace.requests())) as watch:
+    with ExitStack() as stack:
+        write = per_request and stack.enter_context(fleet_writer(per_request, ask.names))
+        watch = stack.enter_context(watching(lambda: sum(1 for _ in base.trace.requests())))
         if given["find_replicas"]:
             most = given["most_replicas"] if given["most_replicas"] is not None else 64
             size = find_replicas(ask, most=most, jobs=jobs, scheduler=scheduler, watch=watch)
@@ -157,13 +163,50 @@ def answer(base: SimulateAsk, given: Mapping[str, Any]) -> int:
             kept = any(_kept(one) for one in table.answers)
             found, shown = table, routers_screen
         else:
-            result = run_fleet(ask, jobs=jobs, scheduler=scheduler, watch=watch)
+            result = run_fleet(
+                ask, jobs=jobs, scheduler=scheduler, on_outcome=write or None, watch=watch
+            )
             found, shown, kept = result, screen, _kept(result)
     if given["json"]:
         print_json(document(found))
     else:
         print_report(*shown(found))
     return 0 if kept else 1
+
+
+def _processes(given: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Local processes and the cluster's address; InputError where one of them is none."""
+    jobs, scheduler = given["jobs"], given["scheduler"]
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs is {jobs}; it must be 1 or more")
+    if scheduler is None:
+        return jobs or 1, None
+    if jobs is not None:
+        raise InputError(f"--jobs {jobs} counts local processes; drop it beside --scheduler")
+    if "://" not in scheduler:
+        raise InputError(
+            f"--scheduler {scheduler!r} is neither tcp://HOST:PORT nor ray://HOST:PORT"
+        )
+    return 1, str(scheduler)
+
+
+def _per_request(given: Mapping[str, Any]) -> Path | None:
+    """Where outcomes go; InputError where they are not those of one replay in one process."""
+    path: Path | None = given["per_request"]
+    if path is None:
+        return None
+    if given["find_replicas"] or given["router"] == "all":
+        many = "--find-replicas" if given["find_replicas"] else "--router all"
+        raise InputError(
+            f"--per-request {path} is of one fleet and {many} replays several; name --replicas and"
+            " one --router, or drop it"
+        )
+    if given["scheduler"] is not None or (given["jobs"] or 1) > 1:
+        spread = "--scheduler" if given["scheduler"] is not None else f"--jobs {given['jobs']}"
+        raise InputError(
+            f"--per-request {path} is written by one process; drop {spread} or --per-request"
+        )
+    return path
 
 
 def _kept(result: FleetResult) -> bool:
@@ -174,10 +217,13 @@ def _kept(result: FleetResult) -> bool:
 def _fleet(base: SimulateAsk, given: Mapping[str, Any]) -> FleetAsk:
     from hybridplan.sim.fleet.ask import FleetAsk
 
-    for name in _NOT_YET:
+    for name in _OF_ONE_ENGINE:
         value: Path | None = given[name]
         if value is not None:
-            raise InputError(f"{_flag(name)} {value} is written for one engine; drop it")
+            raise InputError(
+                f"{_flag(name)} {value} is of one engine and a fleet was asked for; drop it, or"
+                " drop what asks for the fleet"
+            )
     if given["advice"] == "full":
         raise InputError("--advice full looks for flags of one engine; drop it")
     if given["find_rate"]:
@@ -192,6 +238,12 @@ def _fleet(base: SimulateAsk, given: Mapping[str, Any]) -> FleetAsk:
             f"--{there}-replicas {prefill if decode is None else decode} needs"
             f" --{missing}-replicas too"
         )
+    for name in ("prefill_replicas", "decode_replicas"):
+        if given[name] is not None and given[name] < 1:
+            raise InputError(
+                f"{_flag(name)} {given[name]}: give 1 or more of each, or --replicas N for engines"
+                " that do both"
+            )
     replicas = given["replicas"]
     if prefill is not None and replicas is not None:
         raise InputError(
@@ -215,9 +267,11 @@ def _fleet(base: SimulateAsk, given: Mapping[str, Any]) -> FleetAsk:
 
 
 def _router(given: Mapping[str, Any]) -> RouterAsk:
-    from hybridplan.sim.fleet.routers import RouterAsk
+    from hybridplan.sim.fleet.routers import ROUTERS, RouterAsk
 
-    kind = given["router"] or "round-robin"
+    kind = "round-robin" if given["router"] is None else given["router"]
+    if kind != "all" and kind not in ROUTERS:
+        raise InputError(f"--router {kind!r} is not known; use {', '.join(ROUTERS)} or all")
     chosen = {}
     for name, kinds in _OF_ROUTER.items():
         if given[name] is None:

@@ -33,7 +33,8 @@ def screen(result: FleetResult) -> list[RenderableType]:
     parts: list[RenderableType] = [_head(result), _set(result), "", _hits(result)]
     if result.losses:
         parts += ["", Text("Where the rest went", style="bold"), _losses(result)]
-    parts += ["", _replicas(result.replicas, result.total)]
+    known = result.trace.unit_tokens is not None
+    parts += ["", _replicas(result.replicas, result.total, known)]
     if len(result.replicas) > 1:
         parts.append(Padding(Text(_imbalance(result)), _INDENT))
     if result.decoders:
@@ -62,7 +63,7 @@ def size_screen(found: FleetSize) -> list[RenderableType]:
             f"{probe.share_met:.2%}",
             _or_dash(probe.ttft_p99_s),
             _or_dash(probe.tpot_p99_s),
-            f"{probe.hit_rate:.1%}",
+            _hit_rate(probe.hit_rate, answer.trace.unit_tokens is not None),
             _share(probe.busy_share),
             "kept" if probe.kept else "not kept",
         )
@@ -101,7 +102,7 @@ def routers_screen(found: RouterComparison) -> list[RenderableType]:
         total, uneven = answer.total, answer.imbalance
         row = [
             answer.router.kind,
-            f"{total.hit_rate:.1%}",
+            _hit_rate(total.hit_rate, answer.trace.unit_tokens is not None),
             _share(lost / total.prompt_tokens if total.prompt_tokens else None, digits=1),
             f"{total.computed_tokens:,}",
             f"{uneven.busy if uneven.busy is not None else uneven.computed_tokens:.2f}",
@@ -195,27 +196,30 @@ def _losses(result: FleetResult) -> RenderableType:
     return Padding(table, _INDENT)
 
 
-def _replicas(replicas: tuple[ReplicaResult, ...], total: ReplicaResult) -> Table:
+def _replicas(replicas: tuple[ReplicaResult, ...], total: ReplicaResult, known: bool) -> Table:
     timed = total.latencies is not None
     names = ["replica", "requests", "prompt tokens", "hit rate", "computed"]
     names += ["busy", "TTFT p50", "p99", "TPOT p50", "p99"] if timed else _UNTIMED
     table = _table(tuple(names))
     shown = replicas if len(replicas) <= _MOST_ROWS else replicas[: _MOST_ROWS - 1]
     for replica in shown:
-        table.add_row(*_row(replica, timed))
+        table.add_row(*_row(replica, timed, known))
     if len(shown) < len(replicas):
         table.add_row(f"and {len(replicas) - len(shown)} more", style="dim")
     if len(replicas) > 1:
-        table.add_row(*_row(total, timed), style="bold")
+        row = _row(total, timed, known)
+        if not timed:
+            row[-1] = "-"  # The replicas' peaks need not have been at one time.
+        table.add_row(*row, style="bold")
     return table
 
 
-def _row(replica: ReplicaResult, timed: bool) -> list[str]:
+def _row(replica: ReplicaResult, timed: bool, known: bool) -> list[str]:
     row = [
         replica.name,
         f"{replica.requests:,}",
         f"{replica.prompt_tokens:,}",
-        f"{replica.hit_rate:.1%}",
+        _hit_rate(replica.hit_rate, known),
         f"{replica.computed_tokens:,}",
     ]
     if not timed:
@@ -233,7 +237,15 @@ def _percentiles(found: Latencies | None) -> list[str]:
 
 def _decoders(decoders: tuple[ReplicaResult, ...]) -> Table:
     table = _table(
-        ("replica", "requests", "output tokens", "most at once", "waiting", "preempted", "busy")
+        (
+            "replica",
+            "requests",
+            "output tokens",
+            "most at once",
+            "most waiting",
+            "preempted",
+            "busy",
+        )
     )
     for decoder in decoders[:_MOST_ROWS]:
         table.add_row(
@@ -365,6 +377,11 @@ def _table(names: tuple[str, ...]) -> Table:
         text = (index == 0 and name in ("replica", "router", "")) or name in ("why", "")
         table.add_column(name, justify="left" if text else "right", no_wrap=name != "why")
     return table
+
+
+def _hit_rate(value: float, known: bool) -> str:
+    """A dash where the trace has no prefix ids."""
+    return f"{value:.1%}" if known else "-"
 
 
 def _share(value: float | None, digits: int = 0) -> str:

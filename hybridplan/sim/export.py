@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,7 +14,7 @@ from hybridplan.sim.events import Event
 from hybridplan.sim.outcome import LossCause, RequestOutcome
 
 FORMATS = (".csv", ".jsonl", ".parquet")
-_TEXT = ("request_id", "session", "refused")
+_TEXT = ("request_id", "session", "refused", "replica")
 _SECONDS = (
     "arrival_s",
     "waited_s",
@@ -49,6 +49,7 @@ _FIELDS = (
 )
 _LOST = tuple(f"lost_{cause.value}_tokens" for cause in LossCause)
 COLUMNS = (*_FIELDS, *_LOST, "refused")
+FLEET_COLUMNS = ("replica", *COLUMNS)
 _PARQUET_ROWS = 8192
 
 
@@ -69,20 +70,35 @@ def request_writer(path: Path) -> Iterator[Callable[[RequestOutcome], None]]:
     Raises InputError for another suffix or a path that cannot be written, MissingExtraError for
     parquet without pyarrow.
     """
+    with _rows(path, COLUMNS) as write:
+        yield lambda outcome: write(row(outcome))
+
+
+@contextmanager
+def fleet_writer(
+    path: Path, names: Sequence[str]
+) -> Iterator[Callable[[int, RequestOutcome], None]]:
+    """``request_writer`` for replicas of these names, with the name in front of each row."""
+    with _rows(path, FLEET_COLUMNS) as write:
+        yield lambda replica, outcome: write((names[replica], *row(outcome)))
+
+
+@contextmanager
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[Callable[[tuple[Any, ...]], None]]:
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise InputError(f"--per-request {path}: the name must end in {', '.join(FORMATS)}")
     if suffix == ".parquet":
-        with _parquet(path) as write:
+        with _parquet(path, columns) as write:
             yield write
         return
     with _text(path, "--per-request") as file:
         if suffix == ".csv":
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            yield lambda outcome: writer.writerow(row(outcome))
+            writer.writerow(columns)
+            yield writer.writerow
         else:
-            yield lambda outcome: _line(file, dict(zip(COLUMNS, row(outcome), strict=True)))
+            yield lambda values: _line(file, dict(zip(columns, values, strict=True)))
 
 
 @contextmanager
@@ -119,7 +135,7 @@ def _text(path: Path, flag: str) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Callable[[RequestOutcome], None]]:
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Callable[[tuple[Any, ...]], None]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -128,7 +144,7 @@ def _parquet(path: Path) -> Iterator[Callable[[RequestOutcome], None]]:
             f'--per-request {path} needs pyarrow; install it with: pip install "hybridplan[trace]"'
         ) from None
     types = dict.fromkeys(_TEXT, pa.string()) | dict.fromkeys(_SECONDS, pa.float64())
-    schema = pa.schema([(name, types.get(name, pa.int64())) for name in COLUMNS])
+    schema = pa.schema([(name, types.get(name, pa.int64())) for name in columns])
     rows: list[tuple[Any, ...]] = []
     try:
         writer = pq.ParquetWriter(path, schema)
@@ -136,12 +152,12 @@ def _parquet(path: Path) -> Iterator[Callable[[RequestOutcome], None]]:
         raise InputError(f"--per-request {path}: cannot be written ({error.strerror})") from None
 
     def flush() -> None:
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        writer.write_table(pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=schema))
+        turned = [list(column) for column in zip(*rows, strict=True)]
+        writer.write_table(pa.table(dict(zip(columns, turned, strict=True)), schema=schema))
         rows.clear()
 
-    def write(outcome: RequestOutcome) -> None:
-        rows.append(row(outcome))
+    def write(values: tuple[Any, ...]) -> None:
+        rows.append(values)
         if len(rows) >= _PARQUET_ROWS:
             flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from io import StringIO
@@ -13,6 +14,8 @@ from rich.console import Console
 
 from hybridplan import Deployment, load
 from hybridplan.cli import run
+from hybridplan.ledger.caches import model_caches
+from hybridplan.ledger.transfer import prefill_to_decode
 from hybridplan.report.fleet import size_screen
 from hybridplan.sim.arrival import Timed
 from hybridplan.sim.fleet.ask import FleetAsk
@@ -130,6 +133,80 @@ def test_a_larger_fleet_that_fails_is_owned_up_to() -> None:
         assert said is not monotonic
 
 
+def test_no_prefix_ids_are_no_hit_rate_of_zero(capsys: Capture) -> None:
+    lengths = str(DATA / "arxiv_summarization_lengths_head.csv")
+    asked = ("--trace", lengths, "--limit", "6", "--num-blocks", "2000", "--replicas", "2")
+    out = printed(capsys, *asked, "--router", "prefix-aware")
+    assert "0.0%" not in out
+    assert "prefix-aware routing finds no prefixes, so it goes by load" in out
+    compared = printed(capsys, *asked, "--router", "all").splitlines()
+    assert [line.split()[1] for line in compared if line.split()[:1] == ["session"]] == ["-"]
+
+
+def test_peaks_of_replicas_are_not_added_up(capsys: Capture) -> None:
+    """One request at a time is never two, however many replicas took turns."""
+    lines = printed(capsys, *AGENTS, "--replicas", "2").splitlines()
+    whole = next(line for line in lines if line.startswith("all "))
+    assert whole.split()[-1] == "-"
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_outcomes_name_their_replica(
+    router: str, suffix: str, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / f"out{suffix}"
+    fleet = (*TIMED, "--replicas", "3", "--router", router)
+    plain = answer(capsys, *fleet)
+    assert answer(capsys, *fleet, "--per-request", str(path)) == plain
+    if suffix == ".csv":
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    elif suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        rows = parquet.read_table(path).to_pylist()
+    for replica in plain["replicas"]:
+        mine = [row for row in rows if row["replica"] == replica["name"]]
+        served = [row for row in mine if not row["refused"]]
+        assert (len(served), len(mine) - len(served)) == (replica["requests"], replica["refused"])
+        for name in ("prompt_tokens", "hit_tokens", "ceiling_tokens"):
+            assert sum(int(row[name]) for row in served) == replica[name]
+    assert len(rows) == plain["total"]["requests"] + plain["total"]["refused"]
+
+
+@pytest.mark.parametrize("scheduling", ["--async-scheduling", "--no-async-scheduling"])
+def test_prefill_transfer_and_decode_add_up_by_hand(
+    scheduling: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """10 ms a step and 10 tokens a millisecond; 1 GB/s and 2 ms a transfer. The first step has
+    1,000 tokens of the first prompt and one block of 576 of the second, the next one the rest."""
+    trace, path = tmp_path / "three.jsonl", tmp_path / "out.csv"
+    rows = [(0, 1001, [1, 2]), (0, 2001, [3, 4, 5, 6]), (5000, 501, [7])]
+    trace.write_text(
+        "".join(
+            json.dumps({"timestamp": ms, "input_length": n, "output_length": 3, "hash_ids": ids})
+            + "\n"
+            for ms, n, ids in rows
+        ),
+        encoding="utf-8",
+    )
+    printed(
+        capsys, "--trace", str(trace), "--num-blocks", "1000", "--arrival", "timed:10000:0.01",
+        "--prefill-replicas", "1", "--decode-replicas", "1", "--transfer-gb-s", "1",
+        "--transfer-latency-ms", "2", "--per-request", str(path), scheduling,
+    )  # fmt: skip
+    layers = model_caches(load("qwen3.5-0.8b"), Deployment("vllm", "0.33"))
+    sent = [0.002 + prefill_to_decode(layers, n).total_bytes / 1e9 for _, n, _ in rows]
+    prefilled = [0.01 + 0.1576, 0.02 + 0.3, 0.01 + 0.05]
+    with path.open(encoding="utf-8", newline="") as file:
+        found = [float(row["ttft_s"]) for row in csv.DictReader(file)]
+    decode_step_s = 0.01 + 1 / 10_000
+    expected = [a + b + decode_step_s for a, b in zip(prefilled, sent, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-8)
+
+
 WRONG = {
     "router alone": (("--router", "session"), "--replicas N"),
     "parameter alone": (("--router-balance-abs", "3"), "--replicas N"),
@@ -170,7 +247,7 @@ WRONG = {
     "latency that never ends": (
         ("--prefill-replicas", "1", "--decode-replicas", "1", "--transfer-gb-s", "1",
          "--transfer-latency-ms", "nan"),
-        "3,600 s",
+        "latency of nan ms",
     ),
     "host link alone": (("--host-gb-s", "5"), "--host-gib"),
     "host too small": (("--host-gib", "0.001"), "one block"),
@@ -181,8 +258,53 @@ WRONG = {
     ),
     "host tier of sglang": (("--host-gib", "2", "--engine", "sglang"), "--hicache-size"),
     "advice": (("--replicas", "2", "--advice", "full"), "one engine"),
-    "files": (("--replicas", "2", "--per-request", "out.csv"), "one engine"),
+    "events": (("--replicas", "2", "--events", "out.jsonl"), "one engine and a fleet"),
+    "plot": (("--replicas", "2", "--plot", "out.png"), "one engine and a fleet"),
+    "outcomes of every router": (
+        ("--replicas", "2", "--router", "all", "--per-request", "out.csv"), "one --router",
+    ),
+    "outcomes of a search": (
+        ("--find-replicas", "--slo", "ttft=1s", "--per-request", "out.csv"), "one fleet",
+    ),
+    "outcomes from processes": (
+        ("--replicas", "2", "--jobs", "2", "--per-request", "out.csv"), "drop --jobs 2",
+    ),
+    "outcomes from a cluster": (
+        ("--replicas", "2", "--scheduler", "tcp://h:1", "--per-request", "out.csv"),
+        "drop --scheduler",
+    ),
+    "outcomes under another name": (
+        ("--replicas", "2", "--per-request", "out.txt"), "must end in .csv",
+    ),
     "no cluster": (("--replicas", "2", "--scheduler", "here"), "tcp://"),
+    "no cluster for one": (("--replicas", "1", "--scheduler", "here"), "tcp://"),
+    "processes beside a cluster": (
+        ("--replicas", "2", "--jobs", "2", "--scheduler", "tcp://h:1"), "drop it beside",
+    ),
+    "no jobs for one": (("--replicas", "1", "--jobs", "0"), "1 or more"),
+    "unknown router of one": (("--replicas", "1", "--router", "random"), "or all"),
+    "nameless router": (("--replicas", "2", "--router", ""), "--router '' is not known"),
+    "parameter of one": (
+        ("--replicas", "1", "--router", "prefix-aware", "--router-cache-threshold", "7"),
+        "0 to 1",
+    ),
+    "prefill without decoders": (
+        ("--prefill-replicas", "1", "--decode-replicas", "0"), "--decode-replicas 0: give 1",
+    ),
+    "decode without prefillers": (
+        ("--prefill-replicas", "0", "--decode-replicas", "1"), "--prefill-replicas 0: give 1",
+    ),
+    "link without a clock": (
+        ("--prefill-replicas", "1", "--decode-replicas", "1", "--transfer-gb-s", "25"),
+        "--transfer-gb-s 25 gives bytes a time",
+    ),
+    "host link without a clock": (
+        ("--host-gib", "1", "--host-gb-s", "25"), "--host-gb-s 25 gives bytes a time",
+    ),
+    "link slower than a byte": (
+        ("--prefill-replicas", "1", "--decode-replicas", "1", "--transfer-gb-s", "1e-12"),
+        "1 B/s",
+    ),
 }  # fmt: skip
 
 

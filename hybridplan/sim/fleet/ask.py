@@ -68,6 +68,15 @@ class FleetAsk:
             raise InputError(
                 "--host-gib extends the prefix cache and --no-prefix-caching turns it off; drop one"
             )
+        for flag, speed in (
+            ("--transfer-gb-s", self.transfer),
+            ("--host-gb-s", self.host.speed if self.host is not None else None),
+        ):
+            if speed is not None and self.clock() is None:
+                raise InputError(
+                    f"{flag} {speed.bytes_per_s / 1e9:g} gives bytes a time and this replay has no"
+                    " clock; use --arrival timed or --calibration, or drop it"
+                )
         if self.decode_replicas and self.engine.deployment.pp > 1:
             raise InputError(
                 f"prefill and decode apart are replayed without pipeline stages; drop --pp"

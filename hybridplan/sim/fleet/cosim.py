@@ -152,8 +152,13 @@ class Fleet:
         site = min(busy, key=lambda one: one.server.horizon)
         bounds = [one.quiet_until for one in busy if one is not site]
         bounds += [tick for tick in (event, source) if tick is not None]
+        begun = site.server.horizon
         for served, outcome in site.run(min(bounds, default=None)):
-            self._at(site.server.horizon, self._ender(site, served, outcome))
+            self._at(self._ended_at(site, served, begun), self._ender(site, served, outcome))
+
+    def _ended_at(self, site: Site, served: Served, begun: int) -> int:
+        """When a request ended that was seen to end in the steps run since ``begun``."""
+        return site.server.horizon
 
     def _ender(
         self, site: Site, served: Served, outcome: RequestOutcome

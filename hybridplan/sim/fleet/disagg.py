@@ -70,6 +70,12 @@ class Disaggregated(Fleet):
         else:
             self._queue(site, served, part)
 
+    def _ended_at(self, site: Site, served: Served, begun: int) -> int:
+        """A prefill ends with its only token, also where the engine plans a step more before it
+        sees that, and the clock knows of none in flight."""
+        unseen = site.engine.steps_in_flight and not site.server.clock.sees_queue
+        return begun if unseen and served.moved is None else super()._ended_at(site, served, begun)
+
     def _end(self, site: Site, served: Served, outcome: RequestOutcome) -> Iterator[Served]:
         self._unload(site, served)
         if served.moved is None:

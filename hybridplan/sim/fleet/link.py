@@ -18,18 +18,22 @@ class LinkSpeed:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s < 1 or not 0 <= self.latency_s <= LONGEST_LATENCY_S:
+        if self.bytes_per_s < 1:
+            raise InputError(f"a link of {self.bytes_per_s:,} B/s is none; give more than 0 GB/s")
+        if not 0 <= self.latency_s <= LONGEST_LATENCY_S:
             raise InputError(
-                f"a link of {self.bytes_per_s:,} B/s and {self.latency_s:g} s a transfer is none;"
-                f" give more than 0 GB/s and 0 to {LONGEST_LATENCY_S:,} s"
+                f"a latency of {self.latency_s * 1e3:g} ms a transfer is none; give 0 to"
+                f" {LONGEST_LATENCY_S * 1000:,} ms (1 h)"
             )
 
     @classmethod
     def of_gb_s(cls, gb_per_s: float, flag: str, latency_s: float = 0.0) -> LinkSpeed:
         """A speed in GB/s (1e9 bytes). Raises InputError naming the flag."""
-        if not 0 < gb_per_s <= 1e6:
-            raise InputError(f"{flag} {gb_per_s:g} must be above 0 and at most 1,000,000 GB/s")
-        return cls(max(round(gb_per_s * GB), 1), latency_s)
+        if not 1 / GB <= gb_per_s <= 1e6:
+            raise InputError(
+                f"{flag} {gb_per_s:g} must be above 0 (at least 1 B/s) and at most 1,000,000 GB/s"
+            )
+        return cls(round(gb_per_s * GB), latency_s)
 
     def ticks(self, moved_bytes: int, ticks_per_s: int) -> int:
         """Ticks of one transfer, rounded up; latency included."""

@@ -79,6 +79,8 @@ def _router(ask: FleetAsk) -> list[str]:
             return ["requests without a session go round"]
         return ["the trace has no sessions, so session routing goes round"]
     if router.kind == "prefix-aware":
+        if ask.trace.info.unit_tokens is None:
+            return ["prefix-aware routing finds no prefixes, so it goes by load"]
         kept = "" if router.index_tokens is None else f" of {router.index_tokens:,} tokens"
         return [
             f"the router's index{kept} holds what was sent to a replica, whatever the replica kept"
