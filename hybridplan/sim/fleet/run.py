@@ -69,12 +69,13 @@ def run_fleet(
         parts, ceiling = together.parts, together.ceiling_tokens
     ends = [part.watch.last_token_s for part in parts if part.watch.requests]
     elapsed_s = max(ends) if ends else None
+    times = joined((part.watch for part in parts), ask.slo)
+    span_s = times.span_s if times.requests else None
     if together is not None and together.decoders:
-        decoders = tuple(replica_of(part, elapsed_s) for part in together.decoders)
+        decoders = tuple(replica_of(part, span_s) for part in together.decoders)
     else:
         decoders = ()
-    replicas = tuple(replica_of(part, elapsed_s) for part in parts)
-    times = joined((part.watch for part in parts), ask.slo)
+    replicas = tuple(replica_of(part, span_s) for part in parts)
     total = total_of(replicas, times)
     router_believes = ask.router.kind == "prefix-aware"
     return FleetResult(
@@ -99,8 +100,8 @@ def run_fleet(
         output_tokens_per_s=times.per_s(times.output_tokens) if times.requests else None,
         gpus=ask.gpus,
         attained=times.attained() if times.requests else None,
-        host=host_result(ask, together, elapsed_s) if together is not None else None,
-        transfer=transfer_result(ask, built, together, elapsed_s) if together is not None else None,
+        host=host_result(ask, together, span_s) if together is not None else None,
+        transfer=transfer_result(ask, built, together, span_s) if together is not None else None,
         refused=_refused(parts),
         assumptions=assumptions_of(ask, built.setup, parts),
     )
@@ -136,8 +137,8 @@ def _why(ask: FleetAsk) -> str:
     return f"{ask.router} looks at loads"
 
 
-def replica_of(part: Part, elapsed_s: float | None) -> ReplicaResult:
-    """A replica's share as it is printed."""
+def replica_of(part: Part, span_s: float | None) -> ReplicaResult:
+    """A replica's share as it is printed; ``span_s`` from the fleet's first request sent on."""
     summary = part.summary
     states = summary.use.states
     busy = part.busy_s
@@ -162,7 +163,7 @@ def replica_of(part: Part, elapsed_s: float | None) -> ReplicaResult:
         steps=summary.steps,
         peak_running=summary.peak_running,
         peak_waiting=summary.peak_waiting,
-        busy_share=busy / elapsed_s if busy is not None and elapsed_s else None,
+        busy_share=busy / span_s if busy is not None and span_s else None,
         latencies=part.watch.latencies(),
     )
 

@@ -275,3 +275,26 @@ def test_sglang_fleets_are_replayed_too() -> None:
     result = run_fleet(fleet("prefix-aware", 2, arrival=Timed(), sglang=True, limit=60))
     assert result.total.requests == sum(one.requests for one in result.replicas) > 0
     assert result.setup.rules.startswith("sglang")
+
+
+def test_a_clock_that_starts_late_leaves_no_replica_idle(tmp_path: Path) -> None:
+    """Shares are of the time since the first request, as those of one engine are."""
+    shares = []
+    for start_ms in (0, 5_000_000):
+        path = tmp_path / f"{start_ms}.jsonl"
+        rows = [
+            {"input_length": 300, "output_length": 20, "timestamp": start_ms + 100 * n}
+            for n in range(9)
+        ]
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        timing = TimeAsk(read_calibration("preset:l4"), "preset:l4", baseline=False)
+        one = replace(
+            base(), trace=open_trace(str(path), format="mooncake"), arrival=Timed(), timing=timing
+        )
+        total = run_fleet(FleetAsk(one, 2, RouterAsk("round-robin"))).total
+        alone = run(one).time
+        assert alone is not None
+        assert alone.utilisation is not None
+        shares.append((total.busy_share, alone.utilisation.busy_share))
+    assert shares[0] == pytest.approx(shares[1])
+    assert 0.5 * shares[0][1] <= shares[0][0] <= shares[0][1]
