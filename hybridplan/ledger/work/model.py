@@ -46,6 +46,7 @@ class WorkModel:
         experts: bytes of all routed experts, by (experts, experts a token).
         notes: sentences on what is derived and what is left out.
         draft: the checkpoint's MTP layers and the head, where drafts are made; None without.
+        stages: pipeline stages whose layers are added up here.
     """
 
     once: Counts
@@ -65,6 +66,7 @@ class WorkModel:
     experts: Mapping[tuple[int, int], int]
     notes: tuple[str, ...]
     draft: WorkModel | None = None
+    stages: int = 1
 
     def uses(self, feature: str) -> bool:
         """Whether any step of the model counts that feature."""
@@ -185,7 +187,8 @@ def work_model(spec: ModelSpec, deployment: Deployment) -> WorkModel:
     draft = None
     if deployment.drafts and spec.draft_layers:
         draft = _stack(spec, deployment, spec.draft_layers, draft_caches(spec, deployment), caches)
-    return replace(model, notes=_notes(spec, deployment, model, draft), draft=draft)
+    notes = _notes(spec, deployment, model, draft)
+    return replace(model, notes=notes, draft=draft, stages=deployment.pp)
 
 
 def _stack(

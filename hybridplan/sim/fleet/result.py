@@ -21,7 +21,8 @@ class ReplicaResult:
     ``computed_tokens`` are prompt tokens that were no hit. ``host_tokens`` are the hits that came
     from the host tier; they are part of ``hit_tokens``. ``ceiling_tokens`` is what an infinite
     cache at this replica would have given. ``busy_share`` is the time spent in steps over that
-    from the fleet's first request to its last token, None without a clock. A decode instance has no hits: prompts arrive computed.
+    from the fleet's first request to its last token, None without a clock. A decode instance has
+    no hits: prompts arrive computed.
     """
 
     name: str

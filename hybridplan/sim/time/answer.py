@@ -197,14 +197,16 @@ def clock_info(ask: TimeAsk, arrival: Arrival) -> ClockInfo:
 def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisation | None:
     """None for the stand-in, which knows nothing of bytes, and where nothing ran."""
     clock, spent = server.clock, server.spent
+    stages = engine.deployment.pp
     if not isinstance(clock, StepClock) or not server.busy or found.span_s <= 0:
         return None
     busy_s = server.busy / clock.ticks_per_s
     # With steps in flight one more ends after the last token, whose work is thrown away.
     ran_s = server.ran_until / clock.ticks_per_s - (found.first_sent_s or 0.0)
-    flop = spent.dense_flop + spent.attention_flop + spent.scan_flop
+    moved = spent.bytes // stages
+    flop = (spent.dense_flop + spent.attention_flop + spent.scan_flop) // stages
     gpu = card_of(clock.calibration)
-    bytes_per_s, flop_per_s = spent.bytes / busy_s, flop / busy_s
+    bytes_per_s, flop_per_s = moved / busy_s, flop / busy_s
     rate = gpu.flops_per_s.get(flop_dtype(engine.spec)) if gpu else None
     return Utilisation(
         busy_s=busy_s,
@@ -215,7 +217,7 @@ def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisa
             name: amount * unit / server.busy
             for name, amount, unit in zip(FEATURES, spent, clock.unit_ticks, strict=True)
         },
-        bytes=spent.bytes,
+        bytes=moved,
         flop=flop,
         bytes_per_s=bytes_per_s,
         flop_per_s=flop_per_s,

@@ -60,6 +60,11 @@ def assumptions(clock: StepClock, spec: ModelSpec, engine: Engine | None = None)
         )
     elif engine.name.startswith("marconi"):
         said.append("each request runs alone to its last token; those that arrive meanwhile wait")
+    elif engine.steps_in_flight > 1 or clock.model.stages > 1:
+        said.append(
+            f"steps in flight while one is planned: {engine.steps_in_flight} (pipeline stages,"
+            " async scheduling); an arrival is seen as many steps after the running one"
+        )
     elif engine.steps_in_flight:
         said.append(
             "async scheduling: an arrival is seen when the step after the running one is planned"

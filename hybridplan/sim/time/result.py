@@ -66,7 +66,7 @@ class Attained:
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Where the time of the steps went, on one rank.
+    """Where the time of the steps went, on one rank (of pipeline stages: the mean one).
 
     ``busy_share`` is the time in steps over the span of the replay, up to the end of the last step
     (which may give no token: async scheduling plans it ahead); ``step_shares`` what each

@@ -11,6 +11,7 @@ import hybridplan
 from hybridplan.ledger.calibration import preset
 from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.gpu import find_gpu
+from hybridplan.ledger.vllm.options import VllmOptions
 from hybridplan.report.simulate_time import seconds
 from hybridplan.sim.arrival import Closed, Rate, Timed
 from hybridplan.sim.replay import Progress
@@ -161,3 +162,26 @@ def test_flop_are_a_share_of_the_rate_their_products_run_at(model: str, dtype: s
     used = result.time.utilisation
     assert used is not None
     assert used.flop_share == pytest.approx(used.flop_per_s / gpu.flops_per_s[dtype])
+
+
+def test_pipeline_stages_share_the_bytes_and_keep_steps_in_flight() -> None:
+    found = []
+    for pp, async_scheduling in ((1, True), (2, True), (2, False)):
+        engine = EngineAsk(
+            hybridplan.load("qwen3.5-0.8b"),
+            Deployment("vllm", "0.33", pp=pp),
+            VllmFlags(num_blocks=2000, options=VllmOptions(async_scheduling=async_scheduling)),
+        )
+        timing = TimeAsk(CALIBRATION, baseline=False)
+        trace = open_trace(str(AZURE), limit=3)
+        found.append(run(SimulateAsk(engine, trace, advice="off", bounds=False, timing=timing)))
+    used = [result.time.utilisation for result in found if result.time is not None]
+    one, two, _ = used
+    assert one is not None
+    assert two is not None
+    assert two.bytes == pytest.approx(one.bytes / 2, rel=0.03)
+    assert (two.bandwidth_share or 1) < 0.52 * (one.bandwidth_share or 0)
+    said = [" ".join(result.assumptions) for result in found]
+    assert "async scheduling: an arrival is seen when the step after" in said[0]
+    assert "steps in flight while one is planned: 2 (pipeline" in said[1]
+    assert "steps in flight while one is planned: 1 (pipeline" in said[2]
