@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from hybridplan.errors import InputError
 from hybridplan.sim.request import Request
 from hybridplan.sim.time.clock import NS, FlatClock
+
+_LONGEST_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,10 @@ class Timed:
     speed: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.tokens_per_s <= 0 or self.step_s < 0 or self.speed <= 0:
+        takes_time = 1e-9 <= self.tokens_per_s < inf and 0 <= self.step_s <= _LONGEST_S
+        if not takes_time or not 0 < self.speed < inf:
             raise InputError(
-                f"timed arrival needs tokens_per_s > 0, step_s >= 0 and speed > 0, not"
+                f"timed arrival needs tokens_per_s > 0, step_s >= 0 and speed > 0, all finite, not"
                 f" {self.tokens_per_s}, {self.step_s} and {self.speed}"
             )
 

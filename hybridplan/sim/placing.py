@@ -8,6 +8,8 @@ from dataclasses import replace
 from hybridplan.errors import InputError
 from hybridplan.sim.request import Request
 
+LONGEST_GAP_S = 1e6
+
 
 def place_sessions(requests: Iterable[Request], gap_s: float) -> list[Request]:
     """Let session k, counted by first appearance, start ``gap_s`` x k seconds into the replay.
@@ -16,8 +18,8 @@ def place_sessions(requests: Iterable[Request], gap_s: float) -> list[Request]:
     equal times in trace order; all of them are held in memory. Raises InputError for a negative
     gap, or a request without a time.
     """
-    if gap_s < 0:
-        raise InputError(f"--session-gap {gap_s:g} must be 0 s or more")
+    if not 0 <= gap_s <= LONGEST_GAP_S:
+        raise InputError(f"--session-gap {gap_s:g} must be 0 s or more, up to {LONGEST_GAP_S:g}")
     starts: dict[str | None, float] = {}
     placed = []
     for request in requests:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridplan.errors import InputError
-from hybridplan.sim.arrival import Closed, Rate, Timed, parse_rate
+from hybridplan.sim.arrival import Closed, Rate, Timed, parse_arrival, parse_rate
 from hybridplan.sim.outcome import RequestOutcome
+from hybridplan.sim.placing import place_sessions
 from hybridplan.sim.request import Prompt, Request
 from hybridplan.sim.time.ask import TimeAsk
 from hybridplan.sim.time.capacity import find_rate
@@ -223,3 +224,17 @@ def test_questions_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=words):
         ask.check(arrival)
+
+
+@pytest.mark.parametrize(
+    "text", ["timed:nan", "timed:inf", "timed:0", "timed:1e-300", "timed:9:nan", "timed:9:inf"]
+)
+def test_steps_without_a_finite_time_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="all finite"):
+        parse_arrival(text)
+
+
+@pytest.mark.parametrize("gap_s", [float("nan"), float("inf"), -1.0])
+def test_a_gap_between_sessions_is_finite(gap_s: float) -> None:
+    with pytest.raises(InputError, match="must be 0 s or more, up to"):
+        place_sessions(_at(1.0), gap_s)
