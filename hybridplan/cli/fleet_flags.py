@@ -135,7 +135,7 @@ def asked(given: Mapping[str, Any]) -> bool:
 
 def answer(base: SimulateAsk, given: Mapping[str, Any]) -> int:
     """Replay the fleet, print it, and give the exit code: 1 where an SLO was asked and not kept."""
-    from hybridplan.cli.common import print_json, print_report
+    from hybridplan.cli.common import interrupted, print_json, print_report
     from hybridplan.cli.progress import watching
     from hybridplan.report.document import document
     from hybridplan.report.fleet import routers_screen, screen, size_screen
@@ -171,6 +171,10 @@ def answer(base: SimulateAsk, given: Mapping[str, Any]) -> int:
         print_json(document(found))
     else:
         print_report(*shown(found))
+    stage = found.interrupted
+    if stage:
+        done = ": what was done is shown" if stage is True else f" during the {stage}"
+        return interrupted(f"interrupted{done}")
     return 0 if kept else 1
 
 

@@ -30,7 +30,8 @@ _UNTIMED = ["evictions", "most at once"]
 
 def screen(result: FleetResult) -> list[RenderableType]:
     """Hits first, then where they went, replica by replica, then times and what moved."""
-    parts: list[RenderableType] = [_head(result), _set(result), "", _hits(result)]
+    parts: list[RenderableType] = [_head(result), *_partial(result)]
+    parts += [_set(result), "", _hits(result)]
     if result.losses:
         parts += ["", Text("Where the rest went", style="bold"), _losses(result)]
     known = result.trace.unit_tokens is not None
@@ -51,10 +52,12 @@ def size_screen(found: FleetSize) -> list[RenderableType]:
     """The number of replicas, the sizes that were tried, and that fleet's answer."""
     answer = found.answer
     said = Text(f"{found.slo}: ", style="bold")
-    if found.replicas is None:
-        said.append(f"not kept by {found.most} replicas, the most that were tried")
+    if found.interrupted:
+        said.append("unknown, the search was interrupted")
+    elif found.replicas is None:
+        said.append(f"not kept by {_counted(found.most, 'replica')}, the most that were tried")
     else:
-        said.append("1 replica" if found.replicas == 1 else f"{found.replicas} replicas")
+        said.append(_counted(found.replicas, "replica"))
     parts: list[RenderableType] = [_head(answer), _set(answer, tried=True), "", said]
     table = _table(("replicas", "kept by", "TTFT p99", "TPOT p99", "hit rate", "busy", ""))
     for probe in found.probes:
@@ -116,6 +119,9 @@ def routers_screen(found: RouterComparison) -> list[RenderableType]:
         + ("time" if first.imbalance.busy is not None else "computed tokens")
     )
     parts += [table, Padding(Text(meaning), _INDENT)]
+    if found.interrupted:
+        done = _counted(len(found.answers), "router")
+        parts.append(Text(f"PARTIAL: stopped after {done}", style="bold yellow"))
     said = [one for answer in found.answers for one in answer.assumptions]
     return parts + _assumptions(tuple(dict.fromkeys(said)))
 
@@ -129,6 +135,13 @@ def _head(result: FleetResult) -> Text:
     return text.append(
         f"  {', '.join(words)}; {PurePath(result.trace.path).name}", style="not bold"
     )
+
+
+def _partial(result: FleetResult) -> list[RenderableType]:
+    if result.interrupted != "replay":
+        return []
+    done = _counted(result.total.requests, "request")
+    return [Text(f"PARTIAL: stopped after {done}", style="bold yellow")]
 
 
 def _set(result: FleetResult, *, tried: bool = False, many: bool = False) -> Table:
@@ -150,7 +163,7 @@ def _fleet(result: FleetResult, many: bool) -> str:
     if result.decoders:
         apart = f"{count} prefill and {len(result.decoders)} decode"
         return f"{apart} instances, {router} to prefill"
-    return f"{'1 replica' if count == 1 else f'{count} replicas'}, {router}"
+    return f"{_counted(count, 'replica')}, {router}"
 
 
 def _hits(result: FleetResult) -> Table:
@@ -308,7 +321,7 @@ def _facts(result: FleetResult) -> Table:
     if result.host is not None:
         grid.add_row("Host", Text(_host(result.host)))
     for refused in result.refused:
-        counted = "1 request" if refused.requests == 1 else f"{refused.requests:,} requests"
+        counted = _counted(refused.requests, "request")
         grid.add_row("Refused", Text(f"{counted}; the first, {refused.first}: {refused.reason}"))
     return grid
 
@@ -344,7 +357,7 @@ def _transfer(found: TransferResult) -> list[tuple[str, str]]:
 
 def _host(found: HostResult) -> str:
     said = (
-        f"{size(found.capacity_bytes)} a rank; {found.loads:,} loads of "
+        f"{size(found.capacity_bytes)} a rank; {_counted(found.loads, 'load')} of "
         f"{size(found.loaded_bytes)} gave {found.host_tokens:,} tokens, {found.declined:,} would "
         f"have been slower than computing; {size(found.stored_bytes)} stored, "
         f"{found.evicted_blocks:,} blocks forgotten"
@@ -377,6 +390,10 @@ def _table(names: tuple[str, ...]) -> Table:
         text = (index == 0 and name in ("replica", "router", "")) or name in ("why", "")
         table.add_column(name, justify="left" if text else "right", no_wrap=name != "why")
     return table
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _hit_rate(value: float, known: bool) -> str:

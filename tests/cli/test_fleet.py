@@ -207,6 +207,41 @@ def test_prefill_transfer_and_decode_add_up_by_hand(
     assert found == pytest.approx(expected, abs=1e-8)
 
 
+def test_a_load_is_taken_up_to_the_link_that_breaks_even(tmp_path: Path, capsys: Capture) -> None:
+    """Three blocks of 6.75 MiB and the three states at their end against 10 ms and 1,728 tokens at
+    10 a millisecond: 42,467,328 B in 0.1828 s."""
+    trace, path = tmp_path / "again.jsonl", tmp_path / "out.csv"
+    names = (0, 1, 2, 3, 4, 5, 6, 0)
+    trace.write_text(
+        "".join(
+            json.dumps({
+                "timestamp": 10_000 * at, "input_length": 3 * 576 + 1, "output_length": 2,
+                "hash_ids": [4 * name + unit for unit in range(4)],
+            }) + "\n"
+            for at, name in enumerate(names)
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
+    small = ("--num-blocks", "16", "--max-model-len", "3000", "--max-num-seqs", "4")
+    asked = (
+        "--trace", str(trace), "--block-tokens", "576", *small, "--arrival", "timed:10000:0.01",
+        "--no-async-scheduling", "--host-gib", "4", "--per-request", str(path),
+    )  # fmt: skip
+    break_even = 6 * 6.75 * 2**20 / 0.1828 / 1e9
+    for speed, hit in ((break_even * 1.001, 1728), (break_even * 0.999, 0)):
+        out = printed(capsys, *asked, "--host-gb-s", f"{speed:.9f}")
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [int(row["hit_tokens"]) for row in rows] == [0] * 7 + [hit]
+        if hit:
+            assert "1 load of 40.50 MiB gave 1,728 tokens, 0 would" in out
+            loaded_s = 6 * 6.75 * 2**20 / speed / 1e9
+            assert float(rows[-1]["ttft_s"]) == pytest.approx(loaded_s + 0.0101, abs=1e-6)
+        else:
+            assert "1 would have been slower than computing" in " ".join(out.split())
+            assert "or was slower\n" in out
+
+
 WRONG = {
     "router alone": (("--router", "session"), "--replicas N"),
     "parameter alone": (("--router-balance-abs", "3"), "--replicas N"),
@@ -217,6 +252,10 @@ WRONG = {
     ),
     "jobs of dependent replicas": (
         ("--replicas", "3", "--jobs", "2", "--arrival", "closed:4"), "depend on each other",
+    ),
+    "cluster of dependent replicas": (
+        ("--replicas", "3", "--scheduler", "tcp://h:1", "--arrival", "closed:4"),
+        "drop --scheduler",
     ),
     "no jobs": (("--replicas", "3", "--jobs", "0"), "1 or more"),
     "prefill alone": (("--prefill-replicas", "2"), "--decode-replicas"),

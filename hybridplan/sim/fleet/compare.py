@@ -17,6 +17,7 @@ def compare_routers(
     """Replay the fleet under each router, with the parameters of ``ask.router``.
 
     ``jobs`` and ``scheduler`` are used for routers whose replicas do not depend on each other.
+    Ctrl-C ends the comparison with the routers that are done, and is raised where none is.
     """
     answers: list[FleetResult] = []
     for kind in ROUTERS:
@@ -26,12 +27,20 @@ def compare_routers(
             references=ask.references and not answers,
         )
         alone = one.independent
-        answers.append(
-            run_fleet(
+        try:
+            answer = run_fleet(
                 one,
                 jobs=jobs if alone else 1,
                 scheduler=scheduler if alone else None,
                 watch=watch,
             )
-        )
-    return RouterComparison(SCHEMA_VERSION, tuple(answers))
+            if answer.interrupted == "replay":
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if not answers:
+                raise
+            return RouterComparison(SCHEMA_VERSION, tuple(answers), interrupted=True)
+        answers.append(answer)
+        if answer.interrupted is not None:
+            return RouterComparison(SCHEMA_VERSION, tuple(answers), interrupted=True)
+    return RouterComparison(SCHEMA_VERSION, tuple(answers), interrupted=False)

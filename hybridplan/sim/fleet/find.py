@@ -23,7 +23,8 @@ def find_replicas(
 ) -> FleetSize:
     """Search from 1 replica on. Decoders, where there are any, stay as many as asked.
 
-    Raises InputError without an SLO or without a trace's clock.
+    Ctrl-C ends the search with the sizes that are done, and is raised where none is. Raises
+    InputError without an SLO or without a trace's clock.
     """
     slo = ask.slo
     if slo is None or not slo.limits:
@@ -40,15 +41,24 @@ def find_replicas(
     def probe(replicas: int) -> bool:
         one = replace(ask, replicas=replicas, references=False)
         sharded = one.independent
-        answers[replicas] = run_fleet(
+        answer = run_fleet(
             one,
             jobs=jobs if sharded else 1,
             scheduler=scheduler if sharded else None,
             watch=watch,
         )
+        if answer.interrupted is not None:
+            raise KeyboardInterrupt
+        answers[replicas] = answer
         return probe_of(replicas, answers[replicas]).kept
 
-    found = smallest(probe, most)
+    found, interrupted = None, False
+    try:
+        found = smallest(probe, most)
+    except KeyboardInterrupt:
+        if not answers:
+            raise
+        interrupted = True
     probes = tuple(probe_of(size, answers[size]) for size in sorted(answers))
     return FleetSize(
         schema_version=SCHEMA_VERSION,
@@ -60,6 +70,7 @@ def find_replicas(
         ),
         probes=probes,
         answer=answers[found if found is not None else max(answers)],
+        interrupted=interrupted,
     )
 
 

@@ -140,7 +140,8 @@ class FleetResult:
     ``setup`` is one replica's. ``believed_tokens`` is what the router took for cached where it
     sent requests (prefix-aware only). ``losses`` sum to the fleet's ceiling less its hits.
     ``ceiling_tokens`` is what one infinite cache for the whole fleet would have given. ``gpus`` are
-    the ranks of all instances.
+    the ranks of all instances. ``interrupted`` names what Ctrl-C ended: in the replay only requests
+    that were answered count, and there is no ceiling.
     """
 
     schema_version: int
@@ -166,6 +167,7 @@ class FleetResult:
     transfer: TransferResult | None
     refused: tuple[Refused, ...]
     assumptions: tuple[str, ...]
+    interrupted: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ class FleetSize:
 
     ``probes`` by size. All sizes below ``replicas`` that were tried do not keep it. ``monotonic``
     is False where a larger fleet that was tried does not keep it either; then sizes that were not
-    tried may keep it too. ``answer`` is that fleet's (or the largest one's), in full.
+    tried may keep it too. ``answer`` is that fleet's (or the largest one's), in full. Where Ctrl-C
+    ended the search (``interrupted``) ``replicas`` is None, whatever ``probes`` kept.
     """
 
     schema_version: int
@@ -197,11 +200,16 @@ class FleetSize:
     monotonic: bool
     probes: tuple[FleetProbe, ...]
     answer: FleetResult
+    interrupted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RouterComparison:
-    """The same fleet under every router; the first answer has the reference of one pool."""
+    """The same fleet under every router; the first answer has the reference of one pool.
+
+    ``interrupted``: Ctrl-C ended it, and routers that were not done are missing.
+    """
 
     schema_version: int
     answers: tuple[FleetResult, ...]
+    interrupted: bool

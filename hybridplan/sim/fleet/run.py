@@ -16,6 +16,7 @@ from hybridplan.sim.fleet.result import (
     FleetLoss,
     FleetResult,
     Imbalance,
+    Reference,
     ReplicaResult,
 )
 from hybridplan.sim.fleet.said import arrival_words, assumptions_of
@@ -49,6 +50,9 @@ def run_fleet(
             they are independent, and as they end where not. One process only.
         watch: called after every finished request, in one process.
 
+    Ctrl-C ends replicas that depend on each other with what was answered until then, and leaves out
+    the reference; otherwise it is raised.
+
     Raises InputError for ``jobs`` where replicas depend on each other, beside what the engine
     refuses.
     """
@@ -56,17 +60,26 @@ def run_fleet(
     seen = on_outcome if watch is None else _watched(ask, watch, on_outcome)
     built = build(ask.engine)
     together: Together | None = None
+    interrupted: str | None = None
     if ask.independent:
         parts, ceiling = parts_alone(ask, jobs, scheduler, seen)
     else:
         if jobs != 1 or scheduler is not None:
+            flag = "--jobs" if scheduler is None else "--scheduler"
             raise InputError(
-                f"--jobs {jobs}: these replicas depend on each other ({_why(ask)}), so they run in"
-                " one process; drop --jobs, or use --router session with timed arrival, or"
-                " sequential arrival"
+                f"{flag} {scheduler or jobs}: these replicas depend on each other ({_why(ask)}), so"
+                f" they run in one process; drop {flag}, or use --router session with timed"
+                " arrival, or sequential arrival"
             )
         together = run_together(ask, built, seen)
         parts, ceiling = together.parts, together.ceiling_tokens
+        interrupted = "replay" if together.interrupted else None
+    references: tuple[Reference, ...] = ()
+    if ask.references and ask.replicas > 1 and interrupted is None:
+        try:
+            references = (one_large_replica(ask, built.setup),)
+        except KeyboardInterrupt:
+            interrupted = "replay of one pool"
     ends = [part.watch.last_token_s for part in parts if part.watch.requests]
     elapsed_s = max(ends) if ends else None
     times = joined((part.watch for part in parts), ask.slo)
@@ -91,9 +104,7 @@ def run_fleet(
         ceiling_tokens=ceiling,
         losses=_losses(parts, ceiling, has_host=ask.host is not None),
         believed_tokens=sum(part.believed_tokens for part in parts) if router_believes else None,
-        references=(one_large_replica(ask, built.setup),)
-        if ask.references and ask.replicas > 1
-        else (),
+        references=references,
         clock=clock_info(ask.base.timing, ask.arrival) if ask.clock() is not None else None,
         elapsed_s=elapsed_s,
         requests_per_s=times.per_s(times.requests) if times.requests else None,
@@ -104,6 +115,7 @@ def run_fleet(
         transfer=transfer_result(ask, built, together, span_s) if together is not None else None,
         refused=_refused(parts),
         assumptions=assumptions_of(ask, built.setup, parts),
+        interrupted=interrupted,
     )
 
 
@@ -247,7 +259,7 @@ def _sentence(cause: str, has_host: bool) -> str:
     if cause == OTHER_REPLICA:
         return "the fleet had seen it, but not the replica that the request was sent to"
     if cause == LossCause.EVICTED.value and has_host:
-        return "it had left the device, and the host had no state to start from, or not all of it"
+        return "it had left the device, and the host lacked it or its state, or was slower"
     return LossCause(cause).sentence
 
 

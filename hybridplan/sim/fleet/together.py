@@ -38,12 +38,13 @@ class Together:
     waited_ticks: list[int] = field(default_factory=list)
     moving_ticks: list[int] = field(default_factory=list)
     moved_bytes: list[int] = field(default_factory=list)
+    interrupted: bool = False
 
 
 def run_together(
     ask: FleetAsk, built: Built, on_outcome: Callable[[int, RequestOutcome], None] | None
 ) -> Together:
-    """Replay all replicas on one clock."""
+    """Replay all replicas on one clock; Ctrl-C ends it with what was answered until then."""
     fleet = make_fleet(ask, built)
     ceiling = _Ceiling(ask.decode_replicas > 0) if ask.base.causes else None
     if ceiling is not None:
@@ -51,23 +52,30 @@ def run_together(
     collectors = [Collector(Stopwatch(ask.slo)) for _ in ask.names]
     decoding = [Collector(Stopwatch()) for _ in ask.decoder_names]
     found = Together(fleet, [], [], None)
-    for served in fleet:
-        outcome = served.outcome
-        assert outcome is not None
-        collector = collectors[served.replica]
-        collector.add(outcome)
-        if outcome.refused is None:
-            collector.host_tokens += served.host_tokens
-            collector.believed_tokens += served.believed_tokens
-            _note_move(found, served, decoding)
-        if on_outcome is not None:
-            on_outcome(served.replica, outcome)
+    served: Served | None = None
+    try:
+        for served in fleet:
+            outcome = served.outcome
+            assert outcome is not None
+            collector = collectors[served.replica]
+            collector.add(outcome)
+            if outcome.refused is None:
+                collector.host_tokens += served.host_tokens
+                collector.believed_tokens += served.believed_tokens
+                _note_move(found, served, decoding)
+            if on_outcome is not None:
+                on_outcome(served.replica, outcome)
+    except KeyboardInterrupt:
+        if served is None:
+            raise
+        found.interrupted = True
     has_clock = fleet.ticks_per_s > 1
     role = "prefill" if ask.decode_replicas else "serve"
     found.parts = _parts(ask, fleet.sites, collectors, role, has_clock)
     if isinstance(fleet, Disaggregated):
         found.decoders = _parts(ask, fleet.decoders, decoding, "decode", has_clock)
-    found.ceiling_tokens = ceiling.tokens if ceiling is not None else None
+    if ceiling is not None and not found.interrupted:
+        found.ceiling_tokens = ceiling.tokens
     return found
 
 
