@@ -57,7 +57,9 @@ def stops_at(call: int) -> Callable[..., None]:
 
 def shown(parts: list[Any]) -> str:
     text = StringIO()
-    Console(file=text, width=110).print(*parts)
+    console = Console(file=text, width=110)
+    for part in parts:
+        console.print(part)
     return "\n".join(line.rstrip() for line in text.getvalue().split("\n"))
 
 
