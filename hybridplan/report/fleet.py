@@ -232,7 +232,7 @@ def _row(replica: ReplicaResult, timed: bool, known: bool) -> list[str]:
         replica.name,
         f"{replica.requests:,}",
         f"{replica.prompt_tokens:,}",
-        _hit_rate(replica.hit_rate, known),
+        _hit_rate(replica.hit_rate, known and replica.prompt_tokens > 0),
         f"{replica.computed_tokens:,}",
     ]
     if not timed:
@@ -270,6 +270,8 @@ def _decoders(decoders: tuple[ReplicaResult, ...]) -> Table:
             f"{decoder.preemptions:,}",
             _share(decoder.busy_share),
         )
+    if len(decoders) > _MOST_ROWS:
+        table.add_row(f"and {len(decoders) - _MOST_ROWS} more", style="dim")
     return table
 
 
@@ -397,7 +399,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _hit_rate(value: float, known: bool) -> str:
-    """A dash where the trace has no prefix ids."""
+    """A dash where the trace has no prefix ids, or no prompt came here."""
     return f"{value:.1%}" if known else "-"
 
 

@@ -143,6 +143,15 @@ def test_no_prefix_ids_are_no_hit_rate_of_zero(capsys: Capture) -> None:
     assert [line.split()[1] for line in compared if line.split()[:1] == ["session"]] == ["-"]
 
 
+def test_replicas_without_requests_and_rows_left_out_are_said(capsys: Capture) -> None:
+    lines = printed(capsys, *AGENTS, "--limit", "2", "--replicas", "5").splitlines()
+    assert next(line for line in lines if line.startswith("replica-4")).split()[3] == "-"
+    apart = ("--prefill-replicas", "1", "--decode-replicas", "20")
+    lines = printed(capsys, *AGENTS, "--limit", "2", *apart).splitlines()
+    assert sum(line.startswith("decode-") for line in lines) == 16
+    assert any(line.startswith("and 4 more") for line in lines)
+
+
 def test_peaks_of_replicas_are_not_added_up(capsys: Capture) -> None:
     """One request at a time is never two, however many replicas took turns."""
     lines = printed(capsys, *AGENTS, "--replicas", "2").splitlines()
@@ -249,6 +258,10 @@ WRONG = {
     "unknown router": (("--replicas", "3", "--router", "random"), "round-robin"),
     "parameter of another router": (
         ("--replicas", "3", "--router-load", "tokens"), "least-loaded or prefix-aware",
+    ),
+    "balance without end": (
+        ("--replicas", "2", "--router", "prefix-aware", "--router-balance-rel", "inf", "--json"),
+        "finite ratio",
     ),
     "jobs of dependent replicas": (
         ("--replicas", "3", "--jobs", "2", "--arrival", "closed:4"), "depend on each other",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 from typing import Literal, Protocol
 
 from hybridplan.errors import InputError
@@ -72,10 +73,10 @@ class RouterAsk:
                 f"a cache threshold of {self.cache_threshold:g} is no share of a prompt; give 0 to"
                 " 1"
             )
-        if self.balance_abs < 0 or not self.balance_rel >= 1:
+        if self.balance_abs < 0 or not 1 <= self.balance_rel < inf:
             raise InputError(
                 f"a balance of {self.balance_abs} requests and {self.balance_rel:g} times is none;"
-                " give at least 0 requests and 1 times"
+                " give at least 0 requests and a finite ratio of at least 1"
             )
 
     def make(self, names: Sequence[str]) -> Router:
