@@ -41,12 +41,13 @@ def apart(
     speed: LinkSpeed | None = None,
     decode_blocks: int = 400,
     skipping: bool = True,
+    depth: int = 1,
 ) -> tuple[Disaggregated, list[Served]]:
     clock = arrival.stand_in if isinstance(arrival, Timed) else StepCount()
     names = [f"prefill-{index}" for index in range(prefill)]
     others = [f"decode-{index}" for index in range(decode)]
-    cache = config(60, max_model_len=2000)
-    decoding = config(decode_blocks, max_model_len=2000)
+    cache = config(60, max_model_len=2000, async_depth=depth)
+    decoding = config(decode_blocks, max_model_len=2000, async_depth=depth)
     fleet = Disaggregated(
         requests,
         [Site(name, ReplayedVllm(cache, skipping=skipping), clock) for name in names],
@@ -87,13 +88,20 @@ def test_every_request_is_served_once_and_every_byte_moved_once(
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 10_000), st.sampled_from([Closed(4), STAND_IN]))
-def test_stretches_of_decode_change_nothing(seed: int, arrival: Arrival) -> None:
+@given(st.integers(0, 10_000), st.sampled_from([Closed(4), STAND_IN]), st.integers(1, 2))
+def test_stretches_of_decode_change_nothing(seed: int, arrival: Arrival, depth: int) -> None:
     """The naive twin takes every decode step on its own."""
     requests = trace(seed, 25)
     speed = LinkSpeed(10**6)
     (_, quick), (_, naive) = (
-        apart(requests, kind="least-loaded", arrival=arrival, speed=speed, skipping=skipping)
+        apart(
+            requests,
+            kind="least-loaded",
+            arrival=arrival,
+            speed=speed,
+            skipping=skipping,
+            depth=depth,
+        )
         for skipping in (True, False)
     )
     assert [(one.replica, one.moved, one.outcome) for one in quick] == [
@@ -102,9 +110,10 @@ def test_stretches_of_decode_change_nothing(seed: int, arrival: Arrival) -> None
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 10_000))
-def test_times_include_the_transfer(seed: int) -> None:
-    fleet, served = apart(trace(seed, 30), speed=LinkSpeed(10**6))
+@given(st.integers(0, 10_000), st.integers(1, 2))
+def test_times_include_the_transfer(seed: int, depth: int) -> None:
+    """A transfer is ready at the prefill's only token, whatever the engine planned meanwhile."""
+    fleet, served = apart(trace(seed, 30), speed=LinkSpeed(10**6), depth=depth)
     ticks = fleet.ticks_per_s
     for one in served:
         outcome, move = one.outcome, one.moved
@@ -117,6 +126,8 @@ def test_times_include_the_transfer(seed: int) -> None:
         assert outcome.finish_s is not None
         assert outcome.e2e_s is not None
         assert one.sent <= move.ready <= move.begin < move.end
+        assert move.prefill.ttft_s is not None
+        assert move.ready == one.sent + round(move.prefill.ttft_s * ticks)
         first_s = outcome.ttft_s + one.sent / ticks
         assert first_s > move.end / ticks
         assert outcome.e2e_s >= outcome.ttft_s
