@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 import typer
 
@@ -34,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "compare": (
         "hybridplan.cli.compare",
-        "Every cache policy on one trace at one memory, and the bounds.",
+        "Every cache policy on one trace at one memory, and bounds.",
     ),
     "explore": ("hybridplan.cli.explore", "A page with sliders that starts at a model's shapes."),
     "report": ("hybridplan.cli.report", "A trace and a model on one page: plan, hits, losses."),
@@ -44,12 +45,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "sweep": (
         "hybridplan.cli.sweep",
-        "A grid of configurations over traces; resumable, any scheduler.",
+        "A grid of configurations over traces; resumable.",
     ),
     "measure": ("hybridplan.cli.measure", "Hold the predictions against your own GPU."),
     "calibrate": (
         "hybridplan.cli.calibrate",
-        "Fit step times to a log of served requests and judge them; exit 0 or 1.",
+        "Fit step times to a log of served requests, and judge them.",
     ),
     "schema": ("hybridplan.cli.schema", "JSON schema of a command's --json output."),
     "help": ("hybridplan.cli.help", "The manual: a page for each command, engine and term."),
@@ -114,12 +115,25 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _ready_streams() -> bool:
+    """False where stdout is closed. What a stream cannot encode becomes ?, never an exception."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stdout is None:
+        return False
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return True
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code: 0 yes, 1 no, 2 bad input, 130 interrupted.
 
     141, as shells spell it, where the reader of a pipe left before the answer ended.
     """
     as_json = "--json" in arguments
+    if not _ready_streams():
+        return _report_error("the output is closed", "system", 2, as_json=False)
     try:
         completing = words_being_completed()
         app = build_app(_wanted(arguments if completing is None else completing))

@@ -23,9 +23,9 @@ _CARD = typer.Option("--card", help="Name of the card the log is from, for the f
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(
-        "calibrate", help="Fit step times to a log of served requests and judge them; exit 0 or 1."
-    )(_calibrate)
+    app.command("calibrate", help="Fit step times to a log of served requests, and judge them.")(
+        _calibrate
+    )
 
 
 def _calibrate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from io import StringIO
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,14 +22,23 @@ class Said(int):
 
 
 def print_json(document: Any) -> None:
-    """Write one JSON document to stdout; keys keep the order of the document."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write one JSON document to stdout; keys keep the order of the document.
+
+    Letters that stdout cannot encode are escaped, as JSON allows.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(document, indent=2, allow_nan=False)
+    sys.stdout.write(text + "\n")
 
 
 def print_report(*renderables: RenderableType) -> None:
     """Write rich renderables to stdout.
 
-    Without a terminal the width is fixed, colour is off and no line ends in blanks.
+    Without a terminal the width is fixed, colour is off and no line ends in blanks. Tables are
+    drawn in ASCII where stdout does not encode UTF.
     """
     from rich.console import Console
 
@@ -39,11 +47,11 @@ def print_report(*renderables: RenderableType) -> None:
         for renderable in renderables:
             console.print(renderable)
         return
-    text = StringIO()
-    console = Console(file=text, width=PIPE_WIDTH, highlight=False)
-    for renderable in renderables:
-        console.print(renderable)
-    sys.stdout.write("\n".join(line.rstrip() for line in text.getvalue().split("\n")))
+    console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
 
 
 def warn(sentence: str) -> None:

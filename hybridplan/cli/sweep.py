@@ -52,9 +52,7 @@ _REPEATABLE = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("sweep", help="A grid of configurations over traces; resumable, any scheduler.")(
-        _sweep
-    )
+    app.command("sweep", help="A grid of configurations over traces; resumable.")(_sweep)
 
 
 def _sweep(

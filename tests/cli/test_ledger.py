@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -297,3 +299,21 @@ def test_a_full_disk_is_one_sentence() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_output_is_one_sentence() -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m hybridplan models >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "hybridplan: the output is closed\n")
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["help", "units"], ["models", "--json"]])
+def test_an_output_that_knows_ascii_only(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "hybridplan", *arguments]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    printed = done.stdout.decode("ascii")
+    if "--json" in arguments:
+        told = subprocess.run(command, capture_output=True, check=True).stdout
+        assert json.loads(printed) == json.loads(told)
