@@ -34,7 +34,7 @@ _WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model l
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("compare", help="Every cache policy on one trace at one memory, and the bounds.")(
+    app.command("compare", help="Every cache policy on one trace at one memory, and bounds.")(
         _compare
     )
 

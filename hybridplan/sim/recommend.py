@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import HybridplanError, InputError
+from hybridplan.ledger.gpu import find_gpu
 from hybridplan.ledger.planning import sglang as sglang_planning
 from hybridplan.ledger.planning import vllm as vllm_planning
 from hybridplan.ledger.planning.ask import VllmAsk
@@ -130,11 +131,14 @@ def recommend(
 ) -> RecommendResult:
     """Search flags for each engine. ``executor`` replays values of a flag side by side.
 
-    Raises InputError without a memory to plan for, or for an engine with nothing to set.
+    Raises InputError without a memory to plan for, for a card nobody knows, or for an engine with
+    nothing to set.
     """
     common, _ = canonical({**ask.settings, "engine": "vllm"})
     if common.get("gpu") is None and common.get("kv_memory") is None:
         raise InputError("recommend needs a memory: name a card with --gpu or a size, --kv-memory")
+    if common.get("gpu") is not None:
+        find_gpu(str(common["gpu"]))
     if "engine" in ask.settings:
         raise InputError("recommend searches engines; choose them with --engines")
     if ask.searched < 1 or (ask.concurrency is not None and ask.concurrency < 1):

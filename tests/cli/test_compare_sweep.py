@@ -134,6 +134,7 @@ def test_recommend(capsys: Capture) -> None:
         ([*SWEEP, "--scheduler", "tcp://x:1", "--jobs", "2"], "drop it beside --scheduler"),
         ([*SWEEP, "--export", "cells.txt"], "must end in"),
         (["recommend", "--trace", DERIVED], "needs a memory"),
+        (["recommend", "--trace", DERIVED, "--gpu", "h20000"], "GPU 'h20000' is not known"),
     ],
     ids=lambda value: " ".join(value[-2:])[-30:] if isinstance(value, list) else "",
 )
