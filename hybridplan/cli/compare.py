@@ -29,6 +29,9 @@ _BOUNDS = typer.Option(
     "--bounds/--no-bounds", help="Replay again for the upper bound where the trace is coarse."
 )
 _PLOT = typer.Option("--plot", help="Draw hits and losses to a .png, .svg or .pdf file.")
+_SLO = typer.Option(
+    "--slo", help="Limits, as in ttft=2s,tpot=50ms,e2e=30s; exit code 1 if no policy keeps them."
+)
 _WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
 
 
@@ -51,6 +54,9 @@ def _compare(
     session_gap: Annotated[float | None, _GAP] = None,
     calibration: time_flag.Calibrated = None,
     rate: time_flag.Rate = None,
+    slo: Annotated[str | None, _SLO] = None,
+    slo_share: time_flag.SloShare = None,
+    baseline: time_flag.Baseline = True,
     limit: trace_flag.Limit = None,
     tp: flags.Tp = 1,
     kv_dtype: flags.KvDtype = None,
@@ -107,12 +113,12 @@ def _compare(
             raise InputError(f"--set {assignment}: one value for a setting without its own flag")
         settings[name] = values[0]
     names = tuple(policies.split(",")) if policies else EVERY
-    ask = CompareAsk(settings, names, bounds)
+    ask = CompareAsk(settings, names, bounds, time_flag.slo_of(slo, slo_share), baseline)
     with ExitStack() as stack:
         executor = stack.enter_context(processes(jobs)) if jobs > 1 else None
         watch = None
         if executor is None:
-            from hybridplan.sim.cell import open_settings_trace
+            from hybridplan.sim.prepared import open_settings_trace
 
             opened = open_settings_trace(canonical(settings)[0])
             watch = stack.enter_context(watching(lambda: sum(1 for _ in opened.requests())))
@@ -131,4 +137,5 @@ def _compare(
         print_report(*screen(result))
     if result.interrupted:
         return interrupted("interrupted: the policies that were done are shown")
-    return 0 if any(found.row is not None for found in result.rows) else 1
+    kept = [found.keeps_slo for found in result.rows if found.row is not None]
+    return 0 if any(keeps is not False for keeps in kept) else 1

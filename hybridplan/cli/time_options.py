@@ -12,6 +12,7 @@ from hybridplan.errors import InputError
 if TYPE_CHECKING:
     from hybridplan.config.spec import ModelSpec
     from hybridplan.sim.time.ask import TimeAsk
+    from hybridplan.sim.time.slo import Slo as SloLimits
 
 Calibrated = Annotated[
     str | None,
@@ -59,12 +60,9 @@ def time_ask(spec: ModelSpec, given: Mapping[str, Any]) -> TimeAsk:
     from hybridplan.sim.time.ask import TimeAsk
     from hybridplan.sim.time.capacity import USUAL_TOLERANCE
     from hybridplan.sim.time.load import flop_dtype
-    from hybridplan.sim.time.slo import USUAL_SHARE, parse_slo
 
     name = calibration_name(given["calibration"], given["gpu"])
-    slo, share = given["slo"], given["slo_share"]
-    if slo is None and share is not None:
-        raise InputError(f"--slo-share {share:g} is of an SLO; give --slo ttft=2s or drop it")
+    slo = slo_of(given["slo"], given["slo_share"])
     tolerance = given.get("rate_tolerance")
     if tolerance is not None and not given["find_rate"]:
         raise InputError("--rate-tolerance is of a search; give --find-rate or drop it")
@@ -72,11 +70,22 @@ def time_ask(spec: ModelSpec, given: Mapping[str, Any]) -> TimeAsk:
         calibration=read_calibration(name, flop_dtype(spec)) if name is not None else None,
         calibration_name=name or "",
         rate=parse_rate(given["rate"]) if given["rate"] is not None else None,
-        slo=parse_slo(slo, USUAL_SHARE if share is None else share) if slo is not None else None,
+        slo=slo,
         find_rate=given["find_rate"],
         tolerance=USUAL_TOLERANCE if tolerance is None else tolerance,
         baseline=given["baseline"],
     )
+
+
+def slo_of(limits: str | None, share: float | None) -> SloLimits | None:
+    """``--slo`` and ``--slo-share``. Raises InputError for what is no SLO, or a share of none."""
+    from hybridplan.sim.time.slo import USUAL_SHARE, parse_slo
+
+    if limits is not None:
+        return parse_slo(limits, USUAL_SHARE if share is None else share)
+    if share is not None:
+        raise InputError(f"--slo-share {share:g} is of an SLO; give --slo ttft=2s or drop it")
+    return None
 
 
 def calibration_name(calibration: str | None, gpu: str | None) -> str | None:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hybridplan.report.simulate_time import seconds
+from hybridplan.report import compare_time
 from hybridplan.report.units import size
 from hybridplan.sim.cell import Row
 from hybridplan.sim.compare import Best, Compared, CompareResult
@@ -38,8 +38,8 @@ def screen(result: CompareResult) -> list[RenderableType]:
     if result.interrupted:
         parts.append(Text("PARTIAL: interrupted, the rows below are whole", style="bold yellow"))
     parts += ["", _table(result)]
-    if any(found.row is not None and found.row.busy_s is not None for found in result.rows):
-        parts += ["", Text("Time", style="bold"), _times(result)]
+    if any(found.time is not None for found in result.rows):
+        parts += ["", *compare_time.screen(result.rows)]
     if result.best is not None:
         parts += ["", *_best(result.best)]
     if any(found.row is not None and found.row.lost for found in result.rows):
@@ -98,22 +98,6 @@ def _cells(found: Compared, row: Row) -> list[str]:
         f"{row.evictions:,}",
         row.evicted,
     ]
-
-
-def _times(result: CompareResult) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    for title in ("TTFT mean", "p50", "p99", "TPOT p50", "p99", "in steps", "prefill spared"):
-        table.add_column(title, justify="right")
-    for found in result.rows:
-        row = found.row
-        if row is not None and row.busy_s is not None:
-            values = (
-                row.ttft_mean_s, row.ttft_p50_s, row.ttft_p99_s, row.tpot_p50_s, row.tpot_p99_s,
-                row.busy_s, row.spared_s,
-            )  # fmt: skip
-            table.add_row(found.policy, *("-" if v is None else seconds(v) for v in values))
-    return Padding(table, (0, 0, 0, 2))
 
 
 def hit_rate(row: Row) -> str:

@@ -38,7 +38,7 @@ _FEATURES = {
 
 def screen(time: TimeResult) -> list[RenderableType]:
     """The part of a simulation's answer that is about time."""
-    parts: list[RenderableType] = ["", _title(time)]
+    parts: list[RenderableType] = ["", title(time)]
     if time.latencies is not None:
         parts.append(Padding(_latencies(time.latencies, time.worth), (0, 0, 0, 2)))
     parts.append(_facts(time))
@@ -47,7 +47,8 @@ def screen(time: TimeResult) -> list[RenderableType]:
     return parts
 
 
-def _title(time: TimeResult) -> Text:
+def title(time: TimeResult) -> Text:
+    """Where the times come from."""
     clock = time.clock
     text = Text("Time", style="bold")
     if not clock.card:

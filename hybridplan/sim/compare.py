@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from hybridplan.config.find import load
@@ -17,10 +17,13 @@ from hybridplan.sim.arrival import Closed, parse_arrival
 from hybridplan.sim.bound import cache_bounds
 from hybridplan.sim.bound.placement import optimal_placement, overlap_histogram
 from hybridplan.sim.bound.trie import Trie
-from hybridplan.sim.cell import Row, memory_bytes, open_settings_trace, run_cell, wanted
+from hybridplan.sim.cell import Row, replay_cell, time_ask
 from hybridplan.sim.policies import EVERY, parse_policy
+from hybridplan.sim.prepared import memory_bytes, open_settings_trace, wanted
 from hybridplan.sim.replay import Progress
 from hybridplan.sim.settings import Value, canonical
+from hybridplan.sim.time.result import TimeResult
+from hybridplan.sim.time.slo import Slo
 from hybridplan.sim.traces.facts import TraceInfo
 
 SCHEMA_VERSION = 1
@@ -31,24 +34,41 @@ Watch = Callable[[str, Progress, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class CompareAsk:
-    """``settings`` are those of a configuration (trace, model, memory, flags) less the engine."""
+    """``settings`` are those of a configuration (trace, model, memory, flags) less the engine.
+
+    Each policy's latencies are judged by ``slo``; with a calibration, ``baseline`` replays each
+    again without hits, to tell what they are worth in time.
+    """
 
     settings: Mapping[str, object]
     policies: Sequence[str] = EVERY
     bounds: bool = True
+    slo: Slo | None = None
+    baseline: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One policy's row, or the sentence with which its engine refused to start.
 
-    ``of_best`` is its hit tokens over the best any cache of this memory can reach.
+    ``of_best`` is its hit tokens over the best any cache of this memory can reach. ``time`` is what
+    ``simulate`` says of it, with a calibration or an SLO. With a calibration ``steps_ahead`` counts
+    the steps in flight while its next one is planned, as modelled: with 0 (SGLang, whose overlap
+    is not) the very next step sees an arrival.
     """
 
     policy: str
     row: Row | None
     refused: str | None
-    of_best: float | None
+    of_best: float | None = None
+    time: TimeResult | None = None
+    steps_ahead: int | None = None
+
+    @property
+    def keeps_slo(self) -> bool | None:
+        """None where there is no SLO, or no row."""
+        found = self.time.attained if self.time is not None else None
+        return found.kept if found is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +129,7 @@ def compare(
 
     ``executor`` replays policies side by side; ``watch`` is called as they go without one. Ctrl-C
     returns the rows that are done, marked interrupted. Raises InputError for settings that no
-    engine knows or a trace that cannot be read.
+    engine knows, a trace that cannot be read, or a clock and an SLO that do not go together.
     """
     names = tuple(dict.fromkeys(parse_policy(name).name for name in ask.policies))
     if not names:
@@ -119,10 +139,11 @@ def compare(
     _refuse_unknown(ask.settings, names)
     common, _ = canonical({**ask.settings, "engine": "marconi"})
     spec = load(str(wanted(common, "model")))
+    time_ask(common, spec, ask.slo).check(parse_arrival(str(common["arrival"])))
     memory = memory_bytes(common, spec)
     trace = open_settings_trace(common)
     each = {name: _at(ask.settings, name, memory) for name in names}
-    rows, interrupted = _rows(each, ask.bounds, spec, watch, executor)
+    rows, interrupted = _rows(each, ask, spec, watch, executor)
     best: Best | None = None
     placements: tuple[Placed, ...] = ()
     said: list[str] = []
@@ -176,20 +197,21 @@ def _at(settings: Mapping[str, object], name: str, memory: int | None) -> dict[s
 
 def _rows(
     each: Mapping[str, dict[str, Value]],
-    bounds: bool,
+    ask: CompareAsk,
     spec: ModelSpec,
     watch: Watch | None,
     executor: Executor | None,
 ) -> tuple[tuple[Compared, ...], bool]:
     found: list[Compared] = []
+    how = ask.bounds, ask.slo, ask.baseline
     try:
         if executor is not None:
-            futures = [executor.submit(_cell, settings, bounds) for settings in each.values()]
+            futures = [executor.submit(_cell, settings, *how) for settings in each.values()]
             found.extend(future.result() for future in futures)
             return tuple(found), False
         for number, (name, settings) in enumerate(each.items(), 1):
             stage = f"{name}, {number} of {len(each)}"
-            found.append(_cell(settings, bounds, spec, _seen(watch, stage)))
+            found.append(_cell(settings, *how, spec, _seen(watch, stage)))
     except KeyboardInterrupt:
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
@@ -204,22 +226,26 @@ def _seen(watch: Watch | None, stage: str) -> Callable[[Progress], None] | None:
 def _cell(
     settings: dict[str, Value],
     bounds: bool,
+    slo: Slo | None,
+    baseline: bool,
     spec: ModelSpec | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Compared:
     name = str(settings["engine"])
     try:
-        row = run_cell(settings, spec=spec, bounds=bounds, progress=progress)
+        found = replay_cell(
+            settings, spec=spec, bounds=bounds, progress=progress, slo=slo, baseline=baseline
+        )
     except HybridplanError as error:
-        return Compared(name, None, error.sentence, None)
-    return Compared(name, row, None, None)
+        return Compared(name, None, error.sentence)
+    return Compared(name, found.row, None, time=found.time, steps_ahead=found.steps_ahead)
 
 
 def _against(found: Compared, best: Best | None) -> Compared:
     if found.row is None or best is None or not best.hit_tokens:
         return found
     share = found.row.hit_tokens / best.hit_tokens
-    return Compared(found.policy, found.row, found.refused, share)
+    return replace(found, of_best=share)
 
 
 def _best(trie: Trie, spec: ModelSpec, settings: Mapping[str, Value], memory: int | None) -> Best:

@@ -18,10 +18,11 @@ from hybridplan.ledger.planning import sglang as sglang_planning
 from hybridplan.ledger.planning import vllm as vllm_planning
 from hybridplan.ledger.planning.ask import VllmAsk
 from hybridplan.ledger.planning.sglang import SglangAsk
-from hybridplan.sim.cell import Row, engine_ask, open_settings_trace, prepare, run_cell
+from hybridplan.sim.cell import Row, run_cell
 from hybridplan.sim.launch import launch_command, launch_flag, spelt
 from hybridplan.sim.outcome import LossCause
 from hybridplan.sim.policies import parse_policy
+from hybridplan.sim.prepared import engine_ask, open_settings_trace, prepare
 from hybridplan.sim.replay import Progress
 from hybridplan.sim.settings import Value, canonical
 from hybridplan.sim.setup import VllmFlags, build

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hybridplan.errors import InputError
-from hybridplan.sim.cell import engine_ask, open_settings_trace
 from hybridplan.sim.compare import CompareAsk, Compared, CompareResult, compare
 from hybridplan.sim.policies import EVERY, parse_policy
+from hybridplan.sim.prepared import engine_ask, open_settings_trace
 from hybridplan.sim.run import SimulateAsk, run
 from hybridplan.sim.settings import canonical
 from hybridplan.sim.sweep.grid import model_of

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import HybridplanError, InputError
-from hybridplan.sim.cell import Prepared, open_settings_trace, prepare
 from hybridplan.sim.outcome import Summary
+from hybridplan.sim.prepared import Prepared, open_settings_trace, prepare
 from hybridplan.sim.replay import Engine, Replay
 from hybridplan.sim.request import Request
 from hybridplan.sim.settings import Value, axis_name, canonical

@@ -15,7 +15,7 @@ from hybridplan.config.find import load
 from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import HybridplanError, InputError, MissingExtraError
 from hybridplan.ledger.calibration import PRESET
-from hybridplan.sim.cell import wanted
+from hybridplan.sim.prepared import wanted
 from hybridplan.sim.settings import Value, axis_name, canonical
 
 CELLS = "cells"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from hybridplan.config.spec import ModelSpec
 from hybridplan.errors import HybridplanError
 from hybridplan.ledger.calibration import card_of
+from hybridplan.ledger.deployment import Deployment
 from hybridplan.ledger.work.features import FEATURES
 from hybridplan.sim.arrival import Arrival, Timed
 from hybridplan.sim.replay import Engine, Progress, Replay
@@ -27,11 +30,21 @@ from hybridplan.sim.time.result import (
 from hybridplan.sim.time.server import Server
 from hybridplan.sim.time.stopwatch import Stopwatch
 
+UNLIKE = "no two prompts alike"
 Watched = Callable[[str], Callable[[Progress], None]]
 """A stage's name to what is told of its progress."""
 
 
-def clock_of(ask: TimeAsk, engine: EngineAsk) -> StepClock | None:
+class Served(Protocol):
+    """What times need to know of an engine: the model, and the ranks it is spread over."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def deployment(self) -> Deployment: ...
+
+
+def clock_of(ask: TimeAsk, engine: Served) -> StepClock | None:
     """The clock of a calibration for that engine's model and deployment; None without one."""
     if ask.calibration is None:
         return None
@@ -88,43 +101,65 @@ class Replays:
 
     def worth(self, seen: Stopwatch, server: Server) -> Worth | None:
         """The replay without hits beside the one that was ``seen``; None where nothing was hit."""
-        latencies = seen.latencies()
-        if not seen.hit_tokens or latencies is None:
-            return None
+        return worth_of(self.engine, seen, server, self._replay_without_hits)
+
+    def _replay_without_hits(self) -> tuple[str, Stopwatch, Server]:
         baseline, engine, requests = self.without_hits()
         clock = clock_of(self.ask, self.engine)
         stage = "without prefix caching"
-        found, other = self.run(stage, engine, clock, self.arrival, requests)
-        without = found.latencies()
-        if without is None:
-            return None
-        ranks = _ranks(self.engine)
-        unit = server.clock.ticks_per_s
-        prefill_s = seen.hit_ticks / unit * ranks
-        return Worth(
-            baseline=baseline,
-            latencies=without,
-            span_s=found.span_s,
-            gpu_s=other.busy / unit * ranks,
-            saved_gpu_s=(other.busy - server.busy) / unit * ranks,
-            saved_ttft_s=without.ttft.mean_s - latencies.ttft.mean_s,
-            prefill_gpu_s=prefill_s,
-            ms_per_1000_hit_tokens=1e6 * prefill_s / seen.hit_tokens,
-        )
+        return baseline, *self.run(stage, engine, clock, self.arrival, requests)
 
     def without_hits(self) -> tuple[str, Engine, Iterable[Request]]:
-        """An engine and requests that give none: vLLM's own switch, or no two prompts alike."""
-        ask = self.engine
-        if isinstance(ask.flags, VllmFlags):
-            options = replace(ask.flags.options, prefix_caching=False, prefix_match_unit=None)
-            flags = replace(ask.flags, options=options, policy="engine", retention_interval=0)
-            try:
-                engine = build(replace(ask, flags=flags)).engine(losses=False)
-            except HybridplanError:
-                pass
-            else:
-                return "--no-prefix-caching", engine, self.requests()
-        return "no two prompts alike", build(ask).engine(losses=False), unlike(self.requests())
+        """The engine of ``hitless`` and its requests."""
+        return hitless(self.engine, self.requests)
+
+
+def hitless(
+    ask: EngineAsk, requests: Callable[[], Iterable[Request]]
+) -> tuple[str, Engine, Iterable[Request]]:
+    """An engine and requests that give no hits: vLLM's own switch, or no two prompts alike."""
+    if isinstance(ask.flags, VllmFlags):
+        options = replace(ask.flags.options, prefix_caching=False, prefix_match_unit=None)
+        flags = replace(ask.flags, options=options, policy="engine", retention_interval=0)
+        try:
+            engine = build(replace(ask, flags=flags)).engine(losses=False)
+        except HybridplanError:
+            pass
+        else:
+            return "--no-prefix-caching", engine, requests()
+    return UNLIKE, build(ask).engine(losses=False), unlike(requests())
+
+
+def worth_of(
+    served: Served,
+    seen: Stopwatch,
+    server: Server,
+    without_hits: Callable[[], tuple[str, Stopwatch, Server]],
+) -> Worth | None:
+    """What hits were worth in the replay that was ``seen``; None where nothing was hit.
+
+    ``without_hits`` replays the same requests without any: how that was done, and its times.
+    """
+    latencies = seen.latencies()
+    if not seen.hit_tokens or latencies is None:
+        return None
+    baseline, found, other = without_hits()
+    without = found.latencies()
+    if without is None:
+        return None
+    ranks = _ranks(served)
+    unit = server.clock.ticks_per_s
+    prefill_s = seen.hit_ticks / unit * ranks
+    return Worth(
+        baseline=baseline,
+        latencies=without,
+        span_s=found.span_s,
+        gpu_s=other.busy / unit * ranks,
+        saved_gpu_s=(other.busy - server.busy) / unit * ranks,
+        saved_ttft_s=without.ttft.mean_s - latencies.ttft.mean_s,
+        prefill_gpu_s=prefill_s,
+        ms_per_1000_hit_tokens=1e6 * prefill_s / seen.hit_tokens,
+    )
 
 
 def unlike(requests: Iterable[Request]) -> Iterator[Request]:
@@ -149,7 +184,7 @@ def probe_of(speed: float, found: Stopwatch) -> Probe:
 
 def time_result(
     ask: TimeAsk,
-    engine: EngineAsk,
+    engine: Served,
     arrival: Arrival,
     found: Stopwatch,
     server: Server,
@@ -194,7 +229,7 @@ def clock_info(ask: TimeAsk, arrival: Arrival) -> ClockInfo:
     )
 
 
-def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisation | None:
+def _utilisation(engine: Served, found: Stopwatch, server: Server) -> Utilisation | None:
     """None for the stand-in, which knows nothing of bytes, and where nothing ran."""
     clock, spent = server.clock, server.spent
     stages = engine.deployment.pp
@@ -226,5 +261,5 @@ def _utilisation(engine: EngineAsk, found: Stopwatch, server: Server) -> Utilisa
     )
 
 
-def _ranks(engine: EngineAsk) -> int:
+def _ranks(engine: Served) -> int:
     return engine.deployment.tp * engine.deployment.pp
