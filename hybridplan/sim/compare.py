@@ -22,6 +22,7 @@ from hybridplan.sim.policies import EVERY, parse_policy
 from hybridplan.sim.prepared import memory_bytes, open_settings_trace, wanted
 from hybridplan.sim.replay import Progress
 from hybridplan.sim.settings import Value, canonical
+from hybridplan.sim.time.load import other_card
 from hybridplan.sim.time.result import TimeResult
 from hybridplan.sim.time.slo import Slo
 from hybridplan.sim.traces.facts import TraceInfo
@@ -139,7 +140,8 @@ def compare(
     _refuse_unknown(ask.settings, names)
     common, _ = canonical({**ask.settings, "engine": "marconi"})
     spec = load(str(wanted(common, "model")))
-    time_ask(common, spec, ask.slo).check(parse_arrival(str(common["arrival"])))
+    timing = time_ask(common, spec, ask.slo)
+    timing.check(parse_arrival(str(common["arrival"])))
     memory = memory_bytes(common, spec)
     trace = open_settings_trace(common)
     each = {name: _at(ask.settings, name, memory) for name in names}
@@ -157,6 +159,8 @@ def compare(
             said.append(f"no bounds: {error.sentence}")
     if common.get("gpu") is not None and common.get("kv_memory") is None:
         said.append("the memory is what vLLM's defaults leave on the card, given to every policy")
+        if timing.calibration is not None:
+            said += other_card(timing.calibration, str(common["gpu"]))
     rows = tuple(_against(row, best) for row in rows)
     shown = {**common, **{n: v for found in each.values() for n, v in found.items()}}
     shown = {n: v for n, v in shown.items() if n not in ("engine", "kv_memory")}

@@ -282,7 +282,8 @@ def _result(
         assumptions.append(f"sessions start {ask.session_gap_s:g} s apart, in trace order")
     if main.clock is not None:
         assumptions += clock_assumptions(main.clock, ask.engine.spec, main.replay.engine)
-        assumptions += other_card(main.clock, setup.memory.gpu if setup.memory else None)
+        pool_gpu = setup.memory.gpu if setup.memory else None
+        assumptions += other_card(main.clock.calibration, pool_gpu)
     elif isinstance(ask.arrival, Timed) and ask.arrival == Timed(speed=ask.arrival.speed):
         assumptions.append(
             "step times stand in for a device; timed:TOKENS_PER_S:STEP_S sets them, --calibration"

@@ -91,6 +91,11 @@ def test_screen_says_whose_scheduling_is_modelled(capsys: Capture) -> None:
     assert "SGLang" not in printed(capsys, *CLOSED, "--policies", "vllm")
 
 
+def test_steps_of_another_card_than_the_memorys_are_said(capsys: Capture) -> None:
+    words = (*AGENTS, "--policies", "vllm", "--calibration", "preset:h200", "--no-baseline")
+    assert "the pool is sized for l4, the steps are those of NVIDIA H200" in printed(capsys, *words)
+
+
 def test_exit_code_is_0_where_one_policy_keeps_the_slo(capsys: Capture) -> None:
     """Marconi serves one request at a time, so the others wait for minutes."""
     words = (*CLOSED, "--slo", "ttft=1s", "--policies")

@@ -73,9 +73,9 @@ def assumptions(clock: StepClock, spec: ModelSpec, engine: Engine | None = None)
     return tuple(said)
 
 
-def other_card(clock: StepClock, pool_gpu: str | None) -> tuple[str, ...]:
+def other_card(calibration: Calibration, pool_gpu: str | None) -> tuple[str, ...]:
     """A sentence where the pool is sized for one card and the steps are timed on another."""
-    card = card_of(clock.calibration)
+    card = card_of(calibration)
     if pool_gpu is None or card is None or find_gpu(pool_gpu) is card:
         return ()
     return (f"the pool is sized for {pool_gpu}, the steps are those of {card.title}",)

@@ -78,6 +78,9 @@ def test_a_step_takes_the_sum_of_its_counts_times_constants() -> None:
 
 def test_another_card_for_the_pool_is_said() -> None:
     clock = step_clock("preset:h200", hybridplan.load("qwen3.5-0.8b"), Deployment("vllm"))
-    assert other_card(clock, "h200") == ()
-    assert other_card(clock, None) == ()
-    assert "sized for l4, the steps are those of NVIDIA H200 SXM" in other_card(clock, "l4")[0]
+    assert other_card(clock.calibration, "h200") == ()
+    assert other_card(clock.calibration, None) == ()
+    assert (
+        "sized for l4, the steps are those of NVIDIA H200 SXM"
+        in other_card(clock.calibration, "l4")[0]
+    )
