@@ -198,7 +198,7 @@ def replay_cell(
 
     worth = None
     if clock is not None:
-        row = _timed(row, clock, replay, watch, prepared)
+        row = _timed(row, clock, spec, replay, watch)
         if baseline:
             worth = worth_of(prepared, watch, server, without_hits)
     found = time_result(timing, prepared, arrival, watch, server, worth=worth)
@@ -216,12 +216,10 @@ def time_ask(settings: Settings, spec: ModelSpec, slo: Slo | None = None) -> Tim
     )
 
 
-def _timed(
-    row: Row, clock: StepClock, replay: Replay, watch: Stopwatch, prepared: Prepared
-) -> Row:  # fmt: skip
+def _timed(row: Row, clock: StepClock, spec: ModelSpec, replay: Replay, watch: Stopwatch) -> Row:
     """The row with its times."""
     found, server = watch.latencies(), replay.server
-    said = clock_assumptions(clock, prepared.spec, replay.engine)
+    said = clock_assumptions(clock, spec, replay.engine)
     row = replace(row, assumptions=(*row.assumptions, *said))
     if found is None or server is None:
         return row
