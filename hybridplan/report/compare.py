@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
+from typing import Literal
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -77,7 +78,8 @@ def _table(result: CompareResult) -> Table:
         ("evictions", True),
         ("", False),
     ):
-        table.add_column(title, justify="right" if right else "left", no_wrap=not right)
+        side: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(title, justify=side, no_wrap=not right, overflow="fold")
     for found in result.rows:
         if found.row is None:
             table.add_row(found.policy, "refused", *[""] * 7)

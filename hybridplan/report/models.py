@@ -16,11 +16,11 @@ PATTERN_WIDTH = 15
 def screen(catalogue: Catalogue) -> list[RenderableType]:
     """One row per model; configs without a ledger stand below with the reason."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("model", no_wrap=True)
-    table.add_column("layers", no_wrap=True)
+    table.add_column("model", overflow="fold")
+    table.add_column("layers", overflow="fold")
     for title in ("KV B/token", "state", "params"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("config", width=16)
+    table.add_column("config", max_width=16, overflow="fold")
     for line in catalogue.models:
         if line.error is None:
             table.add_row(*_cells(line))

@@ -327,7 +327,7 @@ def _grid() -> Table:
 def _table(*columns: tuple[str, bool]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for title, right in columns:
-        table.add_column(title, justify="right" if right else "left")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
     return table
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,21 @@ def test_an_output_that_knows_ascii_only(arguments: list[str]) -> None:
     if "--json" in arguments:
         told = subprocess.run(command, capture_output=True, check=True).stdout
         assert json.loads(printed) == json.loads(told)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_cuts_no_figure_of_the_catalogue(columns: int) -> None:
+    from rich.console import Console
+
+    from hybridplan.ledger.catalogue import catalogue
+    from hybridplan.report.models import screen
+
+    parts = screen(catalogue())
+    printed = []
+    for width in (PIPE_WIDTH, columns):
+        console = Console(file=StringIO(), width=width)
+        with console.capture() as captured:
+            console.print(*parts)
+        printed.append(captured.get())
+    wide, narrow = printed
+    assert narrow.count("…") == wide.count("…")
