@@ -49,7 +49,9 @@ def _schema(
 def schema_of(command: str) -> dict[str, Any]:
     """The JSON Schema of a command's document. Raises InputError where there is none."""
     if command not in RESULTS:
-        raise InputError(f"{command!r} has no JSON schema; there is one for {', '.join(sorted(RESULTS))}")
+        raise InputError(
+            f"{command!r} has no JSON schema; there is one for {', '.join(sorted(RESULTS))}"
+        )
     from hybridplan.report.schema import json_schema
 
     module, names = RESULTS[command]
