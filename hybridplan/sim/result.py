@@ -3,6 +3,7 @@ the prompt tokens of the requests replayed, bytes are per rank."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hybridplan.ledger.deployment import Deployment
@@ -218,6 +219,13 @@ class SimulateResult:
     partial: bool
     interrupted: str | None
     time: TimeResult | None = None
+
+
+def count_refused(found: dict[str, Refused], more: Refused) -> None:
+    """Add refusals to those known; reasons that differ in numbers only are one."""
+    kind = re.sub(r"\d+", "", more.reason)
+    known = found.get(kind) or Refused(more.reason, 0, more.first)
+    found[kind] = Refused(known.reason, known.requests + more.requests, known.first)
 
 
 def hits_of(lower: Summary, upper: Summary | None) -> Hits:

@@ -5,7 +5,6 @@ Nothing is printed here. Ctrl-C ends the stage it falls into; what was found unt
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +27,7 @@ from hybridplan.sim.result import (
     SimulateResult,
     States,
     Use,
+    count_refused,
     hits_of,
     losses_of,
 )
@@ -159,7 +159,8 @@ class _Main:
                 if self._stopwatch is not None:
                     self._stopwatch.see(outcome)
                 if outcome.refused is not None:
-                    self._note_refusal(outcome)
+                    one = Refused(outcome.refused, 1, outcome.request_id)
+                    count_refused(self.refused, one)
                 if self._on_outcome is not None:
                     self._on_outcome(outcome)
         except KeyboardInterrupt:
@@ -199,15 +200,6 @@ class _Main:
         self.timeline.see(progress)
         if self._watch is not None:
             self._watch("replay", progress, None)
-
-    def _note_refusal(self, outcome: RequestOutcome) -> None:
-        reason = outcome.refused or ""
-        kind = re.sub(r"\d+", "", reason)
-        known = self.refused.get(kind)
-        if known is None:
-            self.refused[kind] = Refused(reason, 1, outcome.request_id)
-        else:
-            self.refused[kind] = Refused(known.reason, known.requests + 1, known.first)
 
 
 def clocked_requests(

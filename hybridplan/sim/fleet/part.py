@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hybridplan.sim.outcome import RequestOutcome, Summary
 from hybridplan.sim.replay import Engine
-from hybridplan.sim.result import Refused
+from hybridplan.sim.result import Refused, count_refused
 from hybridplan.sim.time.server import Server
 from hybridplan.sim.time.slo import Slo
 from hybridplan.sim.time.stopwatch import Stopwatch
@@ -75,10 +74,3 @@ class Collector:
             self.believed_tokens,
             server.busy / server.clock.ticks_per_s if server is not None else None,
         )
-
-
-def count_refused(found: dict[str, Refused], more: Refused) -> None:
-    """Add refusals to those known; reasons that differ in numbers only are one."""
-    kind = re.sub(r"\d+", "", more.reason)
-    known = found.get(kind) or Refused(more.reason, 0, more.first)
-    found[kind] = Refused(known.reason, known.requests + more.requests, known.first)

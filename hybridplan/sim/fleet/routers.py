@@ -33,12 +33,9 @@ class Outstanding:
 class Router(Protocol):
     """Chooses a replica by its position.
 
-    ``reads_load`` tells whether a choice may depend on loads, so on what replicas did until then.
     ``believed_tokens`` is what the router thought was cached where it sent the last request.
     """
 
-    @property
-    def reads_load(self) -> bool: ...
     @property
     def believed_tokens(self) -> int: ...
     def choose(self, request: Request, loads: Sequence[Outstanding]) -> int: ...
@@ -94,7 +91,6 @@ class RouterAsk:
 class RoundRobin:
     """Each replica in turn, in the order requests reach the router."""
 
-    reads_load = False
     believed_tokens = 0
 
     def __init__(self, ask: RouterAsk, names: tuple[str, ...]) -> None:
@@ -111,7 +107,6 @@ class RoundRobin:
 class LeastLoaded:
     """The replica with the least outstanding, by ``RouterAsk.load``."""
 
-    reads_load = True
     believed_tokens = 0
 
     def __init__(self, ask: RouterAsk, names: tuple[str, ...]) -> None:
@@ -145,7 +140,6 @@ class Session:
     sessions that it wins, removing one only those it had. Requests without a session go round.
     """
 
-    reads_load = False
     believed_tokens = 0
 
     def __init__(self, ask: RouterAsk, names: tuple[str, ...]) -> None:
@@ -166,8 +160,6 @@ class PrefixAware:
     The cache-aware rule of the SGLang gateway: out of balance, the least loaded replica; else the
     longest match if it covers enough of the prompt; else the replica with the smallest index.
     """
-
-    reads_load = True
 
     def __init__(self, ask: RouterAsk, names: tuple[str, ...]) -> None:
         self._ask = ask

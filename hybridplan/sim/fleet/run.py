@@ -9,7 +9,7 @@ from hybridplan.sim.advice import Watch
 from hybridplan.sim.arrival import Timed
 from hybridplan.sim.fleet.alone import OnOutcome, parts_alone
 from hybridplan.sim.fleet.ask import FleetAsk
-from hybridplan.sim.fleet.part import Part, count_refused, joined
+from hybridplan.sim.fleet.part import Part, joined
 from hybridplan.sim.fleet.reference import one_large_replica
 from hybridplan.sim.fleet.result import (
     SCHEMA_VERSION,
@@ -24,7 +24,7 @@ from hybridplan.sim.fleet.tiers import host_result, transfer_result
 from hybridplan.sim.fleet.together import Together, run_together
 from hybridplan.sim.outcome import LossCause, RequestOutcome
 from hybridplan.sim.replay import Progress
-from hybridplan.sim.result import Refused
+from hybridplan.sim.result import Refused, count_refused
 from hybridplan.sim.setup import build
 from hybridplan.sim.time.answer import clock_info
 from hybridplan.sim.time.stopwatch import Stopwatch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridplan.sim.fleet.part import count_refused, joined
+from hybridplan.sim.fleet.part import joined
 from hybridplan.sim.outcome import RequestOutcome
-from hybridplan.sim.result import Refused
+from hybridplan.sim.result import Refused, count_refused
 from hybridplan.sim.time.slo import parse_slo
 from hybridplan.sim.time.stopwatch import Stopwatch
 
