@@ -92,6 +92,11 @@ def _scheduling(rows: Sequence[Compared]) -> list[str]:
             "SGLang's overlap is NOT modelled: the very next step sees arrivals, so beside vLLM's"
             " its TTFT reads about a step too low"
         )
+    if "marconi" in ahead:
+        said.append(
+            "Marconi's loop serves one request at a time and batches nothing: compare its hits and"
+            " what they gave, not its latencies, with an engine's"
+        )
     return said
 
 

@@ -89,6 +89,9 @@ def test_screen_says_whose_scheduling_is_modelled(capsys: Capture) -> None:
     ):
         assert words in out, words
     assert "SGLang" not in printed(capsys, *CLOSED, "--policies", "vllm")
+    assert "Marconi's loop serves one request at a time" in printed(
+        capsys, *CLOSED, "--policies", "marconi"
+    )
 
 
 def test_steps_of_another_card_than_the_memorys_are_said(capsys: Capture) -> None:
