@@ -14,7 +14,6 @@ from hybridplan.cli.common import JsonFlag, print_json, print_report
 from hybridplan.errors import InputError
 
 _LOG = typer.Argument(metavar="LOG", help="Served requests with their stamps: .jsonl or .csv.")
-_MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
 _SAVE = typer.Option("--save", help="Write the constants for simulate --calibration.")
 _SHARE = typer.Option("--fit-share", help="Share of the requests that is fitted; rest: judged.")
 _SPLIT = typer.Option("--split", help="time: fit the first by arrival; alternate: spread out.")
@@ -30,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def _calibrate(
     log: Annotated[str, _LOG],
-    model: Annotated[str, _MODEL],
+    model: flags.ModelOption,
     save: Annotated[Path | None, _SAVE] = None,
     fit_share: Annotated[float, _SHARE] = 0.5,
     split: Annotated[str, _SPLIT] = "time",

@@ -15,14 +15,10 @@ from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
 
-_TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
-_MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
 _POLICIES = typer.Option(
     "--policies",
     help="Commas between: vllm[@0.32|@0.33][:all], sglang:no_buffer, marconi:paper, ...",
 )
-_ARRIVAL = typer.Option("--arrival", help="sequential, closed:N or timed; as in simulate.")
-_GAP = typer.Option("--session-gap", help="Timed: seconds between session starts.")
 _SET = typer.Option("--set", help="NAME=VALUE for the engines that have it; repeatable.")
 _JOBS = typer.Option("--jobs", help="Policies replayed side by side, in processes.")
 _BOUNDS = typer.Option(
@@ -32,7 +28,6 @@ _PLOT = typer.Option("--plot", help="Draw hits and losses to a .png, .svg or .pd
 _SLO = typer.Option(
     "--slo", help="Limits, as in ttft=2s,tpot=50ms,e2e=30s; exit code 1 if no policy keeps them."
 )
-_WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
 
 
 def register(app: typer.Typer) -> None:
@@ -43,15 +38,15 @@ def register(app: typer.Typer) -> None:
 
 
 def _compare(
-    trace: Annotated[str, _TRACE],
-    model: Annotated[str, _MODEL] = "qwen3.5-0.8b",
+    trace: trace_flag.Replayed,
+    model: flags.ModelOption = "qwen3.5-0.8b",
     policies: Annotated[str | None, _POLICIES] = None,
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
     memory_utilization: flags.Utilisation = None,
-    weights_memory: Annotated[str | None, _WEIGHTS] = None,
-    arrival: Annotated[str, _ARRIVAL] = "sequential",
-    session_gap: Annotated[float | None, _GAP] = None,
+    weights_memory: flags.Weights = None,
+    arrival: trace_flag.Arrival = "sequential",
+    session_gap: trace_flag.SessionGap = None,
     calibration: time_flag.Calibrated = None,
     rate: time_flag.Rate = None,
     slo: Annotated[str | None, _SLO] = None,

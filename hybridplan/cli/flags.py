@@ -29,6 +29,9 @@ _MOST_DRAFT_LAYERS = 128
 Model = Annotated[
     str, typer.Argument(help="Catalogue name, config.json, model folder, or cached repo.")
 ]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
+]
 Engine = Annotated[str, typer.Option("--engine", help="vllm[@0.32|@0.33] or sglang.")]
 GpuName = Annotated[str | None, typer.Option("--gpu", help="h200, h100, a100-80, rtx4090, ...")]
 KvMemory = Annotated[

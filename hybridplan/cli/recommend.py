@@ -13,16 +13,11 @@ from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import JsonFlag, print_json, print_report
 from hybridplan.errors import InputError
 
-_TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
-_MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
 _ENGINES = typer.Option("--engines", help="Commas between: vllm, vllm@0.32, sglang.")
 _CONCURRENCY = typer.Option(
     "--concurrency", help="Mean requests that must fit at once (default: half the defaults')."
 )
 _SEARCH = typer.Option("--search-requests", help="Requests the search replays for each try.")
-_ARRIVAL = typer.Option("--arrival", help="sequential, closed:N or timed; as in simulate.")
-_GAP = typer.Option("--session-gap", help="Timed: seconds between session starts.")
-_WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
 _SET = typer.Option("--set", help="NAME=VALUE that is fixed and not searched; repeatable.")
 _JOBS = typer.Option("--jobs", help="Values of a flag replayed side by side, in processes.")
 
@@ -35,17 +30,17 @@ def register(app: typer.Typer) -> None:
 
 
 def _recommend(
-    trace: Annotated[str, _TRACE],
-    model: Annotated[str, _MODEL] = "qwen3.5-0.8b",
+    trace: trace_flag.Replayed,
+    model: flags.ModelOption = "qwen3.5-0.8b",
     engines: Annotated[str, _ENGINES] = "vllm,sglang",
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
     memory_utilization: flags.Utilisation = None,
-    weights_memory: Annotated[str | None, _WEIGHTS] = None,
+    weights_memory: flags.Weights = None,
     concurrency: Annotated[int | None, _CONCURRENCY] = None,
     search_requests: Annotated[int, _SEARCH] = 2000,
-    arrival: Annotated[str, _ARRIVAL] = "sequential",
-    session_gap: Annotated[float | None, _GAP] = None,
+    arrival: trace_flag.Arrival = "sequential",
+    session_gap: trace_flag.SessionGap = None,
     tp: flags.Tp = 1,
     drafts: flags.Drafts = 0,
     max_model_len: flags.MaxModelLen = None,

@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     from hybridplan.ledger.planning.result import SglangResult, VllmResult
     from hybridplan.sim.setup import EngineAsk
 
-_TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
-_MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
 _OUTPUT = typer.Option("--output", "-o", help="The .html file to write.")
-_ARRIVAL = typer.Option("--arrival", help="sequential, closed:N or timed; as in simulate.")
-_GAP = typer.Option("--session-gap", help="Timed: seconds between session starts.")
 _RETENTION = typer.Option("--prefix-cache-retention-interval", help="vLLM: 0, N or none.")
 _ADVICE = typer.Option("--advice", help="auto, full (re-run the whole trace) or off.")
-_WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
 
 
 def register(app: typer.Typer) -> None:
@@ -37,16 +32,16 @@ def register(app: typer.Typer) -> None:
 
 
 def _report(
-    trace: Annotated[str, _TRACE],
-    model: Annotated[str, _MODEL] = "qwen3.5-0.8b",
+    trace: trace_flag.Replayed,
+    model: flags.ModelOption = "qwen3.5-0.8b",
     output: Annotated[Path, _OUTPUT] = Path("report.html"),
     engine: flags.Engine = "vllm@0.33",
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
     memory_utilization: flags.Utilisation = None,
-    weights_memory: Annotated[str | None, _WEIGHTS] = None,
-    arrival: Annotated[str, _ARRIVAL] = "sequential",
-    session_gap: Annotated[float | None, _GAP] = None,
+    weights_memory: flags.Weights = None,
+    arrival: trace_flag.Arrival = "sequential",
+    session_gap: trace_flag.SessionGap = None,
     calibration: time_flag.Calibrated = None,
     rate: time_flag.Rate = None,
     slo: time_flag.Slo = None,

@@ -16,8 +16,6 @@ from hybridplan.cli import trace_options as trace_flag
 from hybridplan.cli.common import JsonFlag, interrupted, print_json, print_report
 from hybridplan.errors import InputError
 
-_TRACE = typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd.")
-_MODEL = typer.Option("--model", help="Catalogue name, config.json, folder, or cached repo.")
 _ARRIVAL = typer.Option(
     "--arrival",
     help="sequential; closed:N (N in flight); timed (the trace's clock; steps as --calibration has"
@@ -37,11 +35,6 @@ _SHARED = typer.Option(
 _POLICY = typer.Option("--policy", help="engine, or all: a state at every block (not in vLLM now).")
 _WATERMARK = typer.Option("--watermark", help="vLLM: share of the pool kept from waiting requests.")
 _ACCEPTED = typer.Option("--accepted-drafts", help="Drafts accepted per verification: 2 or 0,1,2.")
-_METHOD = typer.Option("--draft-method", help="mtp, ngram, eagle3, dflash, ...")
-_BACKEND = typer.Option("--attention-backend", help="FLASH_ATTN, FLASHINFER, TRITON_ATTN, ...")
-_WEIGHTS = typer.Option("--weights-memory", help="Weights on a rank, as 'Model loading took' said.")
-_ACTIVATION = typer.Option("--activation-memory", help="Peak activations on a rank.")
-_GRAPHS = typer.Option("--graph-memory", help="CUDA graphs on a rank.")
 _REPLAY = typer.Option("--replayssm", help="SGLang: off, decode or verify. vLLM: ring length.")
 _HOST_RATIO = typer.Option("--hicache-ratio", help="SGLang: host tier over device.")
 _HOST_SIZE = typer.Option("--hicache-size", help="SGLang: host tier, as in 64GB.")
@@ -73,8 +66,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _simulate(
-    trace: Annotated[str, _TRACE],
-    model: Annotated[str, _MODEL] = "qwen3.5-0.8b",
+    trace: trace_flag.Replayed,
+    model: flags.ModelOption = "qwen3.5-0.8b",
     engine: flags.Engine = "vllm@0.33",
     gpu: flags.GpuName = None,
     kv_memory: flags.KvMemory = None,
@@ -114,9 +107,9 @@ def _simulate(
     events: Annotated[Path | None, _EVENTS] = None,
     plot: Annotated[Path | None, _PLOT] = None,
     memory_utilization: flags.Utilisation = None,
-    weights_memory: Annotated[str | None, _WEIGHTS] = None,
-    activation_memory: Annotated[str | None, _ACTIVATION] = None,
-    graph_memory: Annotated[str | None, _GRAPHS] = None,
+    weights_memory: flags.Weights = None,
+    activation_memory: flags.Activations = None,
+    graph_memory: flags.Graphs = None,
     tp: flags.Tp = 1,
     pp: flags.Pp = 1,
     dcp: flags.Dcp = 1,
@@ -124,7 +117,7 @@ def _simulate(
     state_dtype: flags.StateDtype = None,
     conv_dtype: flags.ConvDtype = None,
     drafts: flags.Drafts = 0,
-    draft_method: Annotated[str | None, _METHOD] = None,
+    draft_method: flags.DraftMethodName = None,
     accepted_drafts: Annotated[str | None, _ACCEPTED] = None,
     max_model_len: flags.MaxModelLen = None,
     max_num_seqs: flags.MaxNumSeqs = None,
@@ -136,7 +129,7 @@ def _simulate(
     prefix_caching: flags.PrefixCaching = None,
     policy: Annotated[str, _POLICY] = "engine",
     watermark: Annotated[float, _WATERMARK] = 0.0,
-    attention_backend: Annotated[str | None, _BACKEND] = None,
+    attention_backend: flags.Backend = None,
     async_scheduling: engine_flag.AsyncScheduling = True,
     mamba_radix_cache_strategy: Annotated[str | None, _STRATEGY] = None,
     mamba_full_memory_ratio: Annotated[str | None, _RATIO] = None,

@@ -10,6 +10,16 @@ if TYPE_CHECKING:
     from hybridplan.sim.traces.trace import Trace
 
 TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace; plain, gzip or zstd.")]
+Replayed = Annotated[
+    str,
+    typer.Option("--trace", metavar="FILE", help="A request trace; plain, gzip or zstd."),
+]
+Arrival = Annotated[
+    str, typer.Option("--arrival", help="sequential, closed:N or timed; as in simulate.")
+]
+SessionGap = Annotated[
+    float | None, typer.Option("--session-gap", help="Timed: seconds between session starts.")
+]
 Format = Annotated[
     str | None, typer.Option("--format", help="Force a format instead of detecting it.")
 ]

@@ -154,7 +154,9 @@ def _capacity(found: Capacity) -> list[RenderableType]:
     title = Text("Highest rate that keeps the SLO", style="bold")
     if best is None:
         said = f"none: even {_rate(found.probes[-1])} does not"
-        if alike(*found.probes[-2:]):
+        if found.probes[-1].ttft_p99_s is None:
+            said += "; no request was served at all"
+        elif alike(*found.probes[-2:]):
             said += ", and slower changed neither the share nor p99: requests that arrive at one "
             said += "moment, or alone, break it"
         else:
@@ -175,7 +177,7 @@ def _capacity(found: Capacity) -> list[RenderableType]:
             f"x{probe.speed:.4g}",
             f"{probe.rate_per_s:.3g}",
             f"{probe.share_met:.2%}",
-            seconds(probe.ttft_p99_s),
+            seconds(probe.ttft_p99_s) if probe.ttft_p99_s is not None else "-",
             tpot,
             "kept" if probe.kept else "not kept",
         )

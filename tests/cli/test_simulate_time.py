@@ -103,6 +103,14 @@ def test_highest_rate_is_bracketed_and_each_probe_told(capsys: pytest.CaptureFix
     assert found["time"]["attained"]["share_met"] == best["share_met"]
 
 
+def test_no_figure_stands_where_no_request_was_served(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*CHATS, "--max-model-len", "2", "--slo", "ttft=1s", "--find-rate")
+    probes = answer(capsys, *words, code=1)["time"]["capacity"]["probes"]
+    assert {probe["ttft_p99_s"] for probe in probes} == {None}
+    assert run(["simulate", *words]) == 1
+    assert "no request was served at all" in " ".join(capsys.readouterr().out.split())
+
+
 def test_rate_a_second_is_what_arrives(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(
         capsys, *TIMED, "--calibration", "preset", "--no-baseline", "--rate", "0.25/s"

@@ -85,6 +85,8 @@ def _check(
     check_tensor("beta", beta, (tokens, HV), FLOATS, device)
     check_tensor("pool", pool, (-1, HV, V, K), FLOATS, device, dense_dims=3)
     gate_shape = (tokens, HV, K) if per_channel else (tokens, HV)
+    bounded = gate is Gate.BOUNDED
+    require(per_channel or not bounded, "the gated delta rule has no bounded gate")
     if gate is Gate.NONE:
         require(gate_input is None, "gate NONE takes no gate input")
     else:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from hybridplan.kernels.common import delta_launch
-from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
@@ -63,7 +62,6 @@ def chunk_prefill(
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
     twice, or written while another sequence starts from it.
     """
-    require(gate is not Gate.BOUNDED, "the gated delta rule has no bounded gate")
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
         dt_bias, 0.0, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids, variant,

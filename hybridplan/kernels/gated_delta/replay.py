@@ -182,7 +182,6 @@ def replay_step(
     the number of tokens kept. With fp32 records the outputs equal the plain step's to rounding.
     """
     z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, False)
-    require(gate is not Gate.BOUNDED, "the gated delta rule has no bounded gate")
     requests = slots.shape[0]
     require(
         requests > 0 and z.tokens % requests == 0,

@@ -137,8 +137,8 @@ def _searched(capacity: Capacity) -> str:
 
 
 def _probe(probe: Probe) -> tuple[str, ...]:
-    tpot = "-" if probe.tpot_p99_s is None else seconds(probe.tpot_p99_s)
+    ttft, tpot = (
+        "-" if value is None else seconds(value) for value in (probe.ttft_p99_s, probe.tpot_p99_s)
+    )
     share = f"{probe.share_met:.2%}"
-    return (
-        f"{probe.rate_per_s:.3g}", f"x{probe.speed:.4g}", share, seconds(probe.ttft_p99_s), tpot,
-    )  # fmt: skip
+    return f"{probe.rate_per_s:.3g}", f"x{probe.speed:.4g}", share, ttft, tpot

@@ -177,7 +177,7 @@ def probe_of(speed: float, found: Stopwatch) -> Probe:
         rate_per_s=found.offered_per_s or 0.0,
         share_met=attained.share_met,
         kept=attained.kept,
-        ttft_p99_s=latencies.ttft.p99_s if latencies else 0.0,
+        ttft_p99_s=latencies.ttft.p99_s if latencies else None,
         tpot_p99_s=latencies.tpot.p99_s if latencies and latencies.tpot else None,
     )
 

@@ -91,8 +91,10 @@ def replay_log(
     outcomes = [found[logged.request.request_id] for logged in requests]
     waiting, decoding = [], []
     for outcome, arrival in zip(outcomes, arrivals, strict=True):
-        first = arrival + (outcome.ttft_s or 0.0) * clock.ticks_per_s
-        last = arrival + (outcome.e2e_s or 0.0) * clock.ticks_per_s
+        assert outcome.ttft_s is not None
+        assert outcome.e2e_s is not None
+        first = arrival + outcome.ttft_s * clock.ticks_per_s
+        last = arrival + outcome.e2e_s * clock.ticks_per_s
         waiting.append(track.between(arrival, first))
         decoding.append(track.between(first, last))
     return Replayed(tuple(outcomes), tuple(waiting), tuple(decoding))

@@ -125,13 +125,13 @@ class Worth:
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One replay at ``speed`` times the trace's clock, ``rate_per_s`` requests a second on the
-    mean."""
+    mean; ``ttft_p99_s`` is None where no request was served."""
 
     speed: float
     rate_per_s: float
     share_met: float
     kept: bool
-    ttft_p99_s: float
+    ttft_p99_s: float | None
     tpot_p99_s: float | None
 
 

@@ -48,10 +48,11 @@ class Stopwatch:
             self.hit_tokens += outcome.hit_tokens
             prefix = self._clock.model.prefix(outcome.hit_tokens)
             self.hit_ticks += self._clock.ticks(prefix)
-        sent, end = outcome.sent_s, outcome.finish_s or 0.0
+        sent, end, arrival = outcome.sent_s, outcome.finish_s, outcome.arrival_s
+        assert end is not None
+        assert arrival is not None
         self.first_sent_s = sent if self.first_sent_s is None else min(self.first_sent_s, sent)
         self.last_token_s = max(self.last_token_s, end)
-        arrival = outcome.arrival_s or 0.0
         if sent > arrival:
             self.held_back += 1
             self._held_s.append(sent - arrival)
