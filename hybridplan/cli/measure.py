@@ -120,12 +120,12 @@ def _measure(
 
 def _draw(result: MeasureResult, path: Path) -> None:
     """The picture; a run that ended before its curves still gives its numbers."""
-    from hybridplan.report.measure_plot import decode_against_context, has_curves
+    from hybridplan.report.measure_plot import curves, has_curves
 
     if has_curves(result):
-        decode_against_context(result, path)
+        curves(result, path)
     else:
-        warn(f"--plot {path}: this run has no decode times to draw")
+        warn(f"--plot {path}: this run has no times to draw")
 
 
 def _log(path: Path, model: str) -> LogReport:

@@ -26,7 +26,7 @@ from hybridplan.measure.gates import Gates
 from hybridplan.measure.linear import LinearLayer, linear_layer
 from hybridplan.measure.probe import Rates
 from hybridplan.measure.result import Check, Device, Series
-from hybridplan.measure.timemodel import StepPoint
+from hybridplan.measure.timemodel import Fit, StepPoint, fit
 from hybridplan.measure.timing import Timer
 
 T = TypeVar("T")
@@ -92,6 +92,13 @@ class Context:
             return 1 << 30
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def time_model(self) -> Fit:
+        """Fitted over all steps measured so far, no constant faster than the card's ceilings.
+
+        Raises InputError with too few steps.
+        """
+        return fit(self.points, self.rates.least_seconds() if self.rates else None)
 
     def timed(self) -> Timer:
         """The timer. Raises NoTimeError on a CPU."""

@@ -37,6 +37,16 @@ class Rates:
         """Reading."""
         return self.read_floor_s + size_bytes / self.read_bytes_per_s
 
+    def least_seconds(self) -> dict[str, float]:
+        """Seconds a unit of a step's features at these ceilings, below which no step can go."""
+        flop_s = 1 / self.dense_flop_per_s
+        return {
+            "bytes": 1 / max(self.read_bytes_per_s, self.copy_bytes_per_s),
+            "dense_flop": flop_s,
+            "attention_flop": flop_s,
+            "scan_flop": flop_s,
+        }
+
     def constants(self) -> dict[str, Constant]:
         """As a calibration file names them."""
         how = "torch operations on the same card, median of two rounds"

@@ -45,11 +45,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of a curve; ``predicted`` None where the curve is only measured."""
+    """One point of a curve; ``predicted`` None where the curve is only measured, ``name`` where
+    points are of different things."""
 
     x: float
     measured: float
     predicted: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,12 +233,10 @@ def _observations(card: Device, checks: list[Check]) -> list[str]:
 
 
 def _calibration(ask: Ask, card: Device, context: Any, date: str) -> Calibration:
-    from hybridplan.measure.timemodel import fit
-
     mean = worst = None
     fitted = judged = 0
     if "step.step" in context.constants:
-        model = fit(context.points)
+        model = context.time_model()
         errors = [abs(e) for e in model.errors(model.judged)]
         mean, worst = sum(errors) / len(errors), max(errors)
         fitted, judged = len(model.fitted), len(model.judged)

@@ -21,7 +21,7 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """``seconds_per`` a unit of each feature, never negative; spreads from leaving one out."""
+    """``seconds_per`` a unit of each feature; spreads from leaving one out."""
 
     seconds_per: Mapping[str, float]
     spreads: Mapping[str, float]
@@ -37,10 +37,12 @@ class Fit:
         return [self.seconds(p.features) / p.seconds - 1 for p in points]
 
 
-def solve(points: Sequence[StepPoint]) -> dict[str, float]:
-    """Least squares of relative errors without negative coefficients.
+def solve(
+    points: Sequence[StepPoint], least: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Least squares of relative errors, no coefficient below ``least`` of its feature, or 0.
 
-    A feature whose coefficient would be negative is left out and the rest solved again (the
+    A feature whose coefficient would come out lower is held there and the rest solved again (the
     classical active set, from the full one down). Raises InputError with too few points.
     """
     import torch
@@ -48,32 +50,41 @@ def solve(points: Sequence[StepPoint]) -> dict[str, float]:
     names = [n for n in FEATURES if any(p.features.get(n, 0.0) for p in points)]
     if len(points) < len(names):
         raise InputError(f"{len(points)} points cannot fit {len(names)} constants")
+    floor = {n: (least or {}).get(n, 0.0) for n in names}
+    left = [
+        [1.0 - sum(s * p.features.get(n, 0.0) for n, s in floor.items()) / p.seconds]
+        for p in points
+    ]
+    target = torch.tensor(left, dtype=torch.float64)
     kept = list(names)
     while kept:
         rows = [[p.features.get(n, 0.0) / p.seconds for n in kept] for p in points]
         A = torch.tensor(rows, dtype=torch.float64)
         scale = A.norm(dim=0).clamp_min(1e-300)
-        target = torch.ones((len(points), 1), dtype=torch.float64)
         found = torch.linalg.lstsq(A / scale, target, driver="gelsd").solution[:, 0] / scale
         worst = int(found.argmin())
         if float(found[worst]) >= 0:
-            values = dict(zip(kept, found.tolist(), strict=True))
-            return {n: values.get(n, 0.0) for n in names}
+            above = dict(zip(kept, found.tolist(), strict=True))
+            return {n: floor[n] + above.get(n, 0.0) for n in names}
         kept.pop(worst)
-    return dict.fromkeys(names, 0.0)
+    return floor
 
 
-def fit(points: Sequence[StepPoint]) -> Fit:
-    """Fit every other point of the list ordered by time, judge the rest."""
+def fit(points: Sequence[StepPoint], least: Mapping[str, float] | None = None) -> Fit:
+    """Fit every other point of the list ordered by time, judge the rest.
+
+    ``least``: seconds a unit of a feature that no constant may go below, as the card's measured
+    ceilings give them.
+    """
     ordered = sorted(points, key=lambda p: p.seconds)
     fitted, judged = tuple(ordered[::2]), tuple(ordered[1::2])
-    found = solve(fitted)
+    found = solve(fitted, least)
     ranges: dict[str, list[float]] = {n: [v, v] for n, v in found.items()}
     for i in range(len(fitted)):
         rest = (*fitted[:i], *fitted[i + 1 :])
         if len(rest) < len(found):
             break
-        for n, v in solve(rest).items():
+        for n, v in solve(rest, least).items():
             ranges[n] = [min(ranges[n][0], v), max(ranges[n][1], v)]
     spreads = {n: (high - low) / 2 for n, (low, high) in ranges.items()}
     return Fit(found, spreads, fitted, judged)

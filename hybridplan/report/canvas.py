@@ -11,6 +11,7 @@ from hybridplan.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 _UNDATED: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -27,8 +28,8 @@ def check_target(path: Path) -> str:
 
 
 @contextmanager
-def drawing(path: Path, *, size_inches: tuple[float, float] = (8, 5)) -> Iterator[Axes]:
-    """Axes to draw on; the picture is written to ``path`` when the block ends.
+def figure(path: Path, *, size_inches: tuple[float, float]) -> Iterator[Figure]:
+    """A figure to draw on; it is written to ``path`` when the block ends.
 
     The file's suffix decides its format; the same drawing gives the same bytes. Raises InputError
     for a suffix that is none of FORMATS or a path that cannot be written, MissingExtraError
@@ -43,9 +44,16 @@ def drawing(path: Path, *, size_inches: tuple[float, float] = (8, 5)) -> Iterato
             '--plot needs matplotlib; install it with: pip install "hybridplan[report]"'
         ) from None
     with mpl.rc_context({"svg.hashsalt": "hybridplan", "svg.fonttype": "none"}):
-        figure = Figure(figsize=size_inches, layout="constrained")
-        yield figure.subplots()
+        drawn = Figure(figsize=size_inches, layout="constrained")
+        yield drawn
         try:
-            figure.savefig(path, dpi=150, metadata=_UNDATED.get(suffix))
+            drawn.savefig(path, dpi=150, metadata=_UNDATED.get(suffix))
         except OSError as error:
             raise InputError(f"--plot {path}: cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def drawing(path: Path, *, size_inches: tuple[float, float] = (8, 5)) -> Iterator[Axes]:
+    """One pair of axes on a :func:`figure`."""
+    with figure(path, size_inches=size_inches) as drawn:
+        yield drawn.subplots()

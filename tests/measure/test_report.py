@@ -23,7 +23,7 @@ from hybridplan.measure.result import (
     skipped,
 )
 from hybridplan.report.measure import amount, screen, verdict
-from hybridplan.report.measure_plot import decode_against_context, has_curves
+from hybridplan.report.measure_plot import curves, has_curves
 
 CLOCKS = Clocks(1980, 3201, 41, 410.0, ("sw_power_cap",))
 DEVICE = Device(
@@ -98,12 +98,12 @@ def test_the_picture_is_drawn_twice_the_same(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     paths = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for path in paths:
-        decode_against_context(RESULT, path)
+        curves(RESULT, path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_without_curves_there_is_no_picture(tmp_path: Path) -> None:
     bare = replace(RESULT, series=())
     assert not has_curves(bare)
-    with pytest.raises(InputError, match="no decode times"):
-        decode_against_context(bare, tmp_path / "a.svg")
+    with pytest.raises(InputError, match="no times to draw"):
+        curves(bare, tmp_path / "a.svg")

@@ -108,3 +108,27 @@ def test_the_recorded_verdicts_are_what_the_code_says_today() -> None:
     today = [(c.check, c.name, c.verdict, c.measured) for c in checks()]
     stored = [(c["check"], c["name"], c["verdict"], c["measured"]) for c in RECORDED["checks"]]
     assert today == [(a, b, c, pytest.approx(d, rel=1e-6)) for a, b, c, d in stored]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.just(1.0), positive, positive), min_size=8, max_size=14),
+    st.lists(positive, min_size=14, max_size=14),
+    positive,
+)
+def test_no_constant_goes_below_its_ceiling(
+    rows: list[tuple[float, float, float]], times: list[float], least: float
+) -> None:
+    points = _points(rows, times[: len(rows)])
+    bounded = solve(points, {"bytes": least})
+    assert bounded["bytes"] >= least
+    assert min(bounded.values()) >= 0
+
+
+def test_a_true_constant_above_its_ceiling_is_met_and_one_below_is_held() -> None:
+    rows = [(1.0, 10.0 * n, 3.0 * (n * n % 7) + 1.0) for n in range(1, 13)]
+    points = _points(rows, [2.0 + 0.5 * b + 0.25 * f for _, b, f in rows])
+    met = solve(points, {"bytes": 0.4, "dense_flop": 0.1})
+    assert met == pytest.approx({"step": 2.0, "bytes": 0.5, "dense_flop": 0.25})
+    held = solve(points, {"bytes": 0.55})
+    assert held["bytes"] == 0.55

@@ -11,7 +11,6 @@ from hybridplan.measure import steps
 from hybridplan.measure.checks.transfer import copy_time
 from hybridplan.measure.context import Context, NoTimeError
 from hybridplan.measure.result import Check, compared, skipped
-from hybridplan.measure.timemodel import fit
 
 FAMILY = "break-even"
 BASE_TOKENS, MORE_TOKENS = 512, 2048
@@ -32,7 +31,7 @@ def run(context: Context) -> list[Check]:
         rates = context.rates
         assert rates is not None
         stack = steps.stack_of(context)
-        model = fit(context.points)
+        model = context.time_model()
     except NoTimeError as error:
         return [skipped(FAMILY, "break-even", what, str(error))]
     except HybridplanError as error:

@@ -11,7 +11,7 @@ from hybridplan.measure import chunked, steps
 from hybridplan.measure.context import Context, NoTimeError, kernel_missing
 from hybridplan.measure.linear import LinearLayer, relative_error
 from hybridplan.measure.result import Check, Point, Series, compared, noted, skipped
-from hybridplan.measure.timemodel import Fit, StepPoint, fit
+from hybridplan.measure.timemodel import Fit, StepPoint
 
 FAMILY = "prefill"
 CHUNKS = (16, 32, 64, 128)
@@ -20,11 +20,6 @@ CHUNKS = (16, 32, 64, 128)
 def run(context: Context) -> list[Check]:
     """The stack's prefills, then the trade-off of chunk sizes."""
     return [*_stack(context), *_chunk_sizes(context)]
-
-
-def model_of(context: Context) -> Fit:
-    """The fit over all steps measured so far."""
-    return fit(context.points)
 
 
 def _stack(context: Context) -> list[Check]:
@@ -54,7 +49,7 @@ def _stack(context: Context) -> list[Check]:
     steps.measure(context, stack)
     del stack
     try:
-        found = model_of(context)
+        found = context.time_model()
     except HybridplanError as error:
         return [skipped(FAMILY, "tokens a second", "prefill speed", error.sentence)]
     return _speeds(context, found)

@@ -20,12 +20,12 @@ def run(context: Context) -> list[Check]:
     if not context.gpu:
         return [*found, skipped(FAMILY, "steps", "fitted and judged", "times need a GPU")]
     try:
-        model = fit(context.points)
+        model = context.time_model()
     except InputError as error:
         return [*found, failed(FAMILY, "steps", "fitted and judged", error.sentence)]
     how = (
         f"fitted on {len(model.fitted)} steps, judged on {len(model.judged)} others; least "
-        "squares of relative errors, no negative constant"
+        "squares of relative errors, no constant faster than the card's ceilings"
     )
     for name, value in model.seconds_per.items():
         context.constants[f"step.{name}"] = Constant(
@@ -33,7 +33,7 @@ def run(context: Context) -> list[Check]:
         )
     errors = [abs(e) for e in model.errors(model.judged)]
     points = tuple(
-        Point(1e6 * model.seconds(p.features), 1e6 * p.seconds, 1e6 * model.seconds(p.features))
+        _point(p, 1e6 * model.seconds(p.features))
         for p in sorted(context.points, key=lambda p: model.seconds(p.features))
     )
     context.series.append(Series(FAMILY, "steps", "predicted us", "measured us", points))
@@ -45,6 +45,10 @@ def run(context: Context) -> list[Check]:
         compared(FAMILY, "worst error", "largest error", 0.25, max(errors), "share", 0.0, how,
                  sense="at most", notes=(f"worst at {worst.name}",)),
     ]  # fmt: skip
+
+
+def _point(step: StepPoint, predicted_us: float) -> Point:
+    return Point(predicted_us, 1e6 * step.seconds, predicted_us, step.name)
 
 
 def _constants(model: Fit) -> tuple[str, ...]:
