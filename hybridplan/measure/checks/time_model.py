@@ -8,7 +8,7 @@ from hybridplan.errors import InputError
 from hybridplan.ledger.calibration import Constant
 from hybridplan.ledger.work.features import FEATURES
 from hybridplan.measure.context import Context
-from hybridplan.measure.result import Check, Point, Series, compared, failed, skipped
+from hybridplan.measure.result import Check, Point, Series, compared, skipped
 from hybridplan.measure.timemodel import Fit, StepPoint, fit
 
 FAMILY = "time model"
@@ -22,7 +22,7 @@ def run(context: Context) -> list[Check]:
     try:
         model = context.time_model()
     except InputError as error:
-        return [*found, failed(FAMILY, "steps", "fitted and judged", error.sentence)]
+        return [*found, skipped(FAMILY, "steps", "fitted and judged", error.sentence)]
     how = (
         f"fitted on {len(model.fitted)} steps, judged on {len(model.judged)} others; least "
         "squares of relative errors, no constant faster than the card's ceilings"
