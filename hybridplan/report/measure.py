@@ -85,14 +85,21 @@ def _table(checks: tuple[Check, ...]) -> Table:
         table.add_row(
             check.check if check.check != before else "",
             check.name,
-            f"{_SIGNS[check.sense]}{amount(check.predicted, check.unit)}",
-            amount(check.measured, check.unit),
-            _error(check),
-            _tolerance(check),
+            *cells(check),
             Text(check.verdict, style=_STYLES.get(check.verdict, "")),
         )
         before = check.check
     return table
+
+
+def cells(check: Check) -> tuple[str, str, str, str]:
+    """Predicted, measured, error and tolerance as people read them."""
+    return (
+        f"{_SIGNS[check.sense]}{amount(check.predicted, check.unit)}",
+        amount(check.measured, check.unit),
+        _error(check),
+        _tolerance(check),
+    )
 
 
 def _reasons(checks: tuple[Check, ...]) -> list[str]:

@@ -102,7 +102,7 @@ def host_values(name: str, x: torch.Tensor | Sequence[int]) -> tuple[int, ...]:
     """Values of ``x`` on the host; a CUDA tensor is read once per content (see HostCopies)."""
     if isinstance(x, torch.Tensor):
         return _HOST.read(name, x)
-    return tuple(int(i) for i in x)
+    return tuple(map(int, x))
 
 
 def check_slots(

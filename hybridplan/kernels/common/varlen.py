@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,11 @@ def chunk_bounds(
 
 def sequence_lengths(cu_seqlens: torch.Tensor | Sequence[int], tokens: int) -> tuple[int, ...]:
     """Lengths from cumulative starts (0, ..., tokens); raises if they fall or miss ``tokens``."""
-    cu = host_values("cu_seqlens", cu_seqlens)
+    return _lengths(host_values("cu_seqlens", cu_seqlens), tokens)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lengths(cu: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     require(len(cu) >= 2 and cu[0] == 0, f"cu_seqlens is {cu[:4]}..., it must start with 0")
     require(cu[-1] == tokens, f"cu_seqlens ends at {cu[-1]}, the inputs hold {tokens} tokens")
     lengths = tuple(b - a for a, b in itertools.pairwise(cu))
