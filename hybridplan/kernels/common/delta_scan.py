@@ -119,8 +119,8 @@ def _walk(
             e = tl.exp2(tl.load(decay + chunk * BK + ok))[None, :]
         else:
             e = tl.exp2(tl.load(decay + chunk))
-            ck = tl.load(k_in + rows + oc)
-            cn = tl.load(k_out + rows + oc)
+            ck = tl.load(k_in + 3 * rows + oc)
+            cn = tl.load(k_out + 3 * rows + oc)
         if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
             if c0 + it == stop:
                 slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
@@ -155,7 +155,7 @@ def _walk(
                 bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
-                Ot = Ot * tl.load(q_in + rows + oc)[None, :]
+                Ot = Ot * tl.load(q_in + 3 * rows + oc)[None, :]
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
             po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
             tl.store(po, Ot.to(o.dtype.element_ty))
@@ -188,14 +188,14 @@ def _walk(
             Sb = S.to(TILE)
             U = tl.dot(Sb, tl.trans(bk))
             if not PER_CHANNEL:
-                U = U * tl.load(k_in + rl)[None, :]
+                U = U * tl.load(k_in + 3 * chunk * C + oc)[None, :]
             W = tl.load(v + pv, mask=m[None, :], other=0.0).to(tl.float32) - U
             bA = tl.load(A + pa).to(INVERSE_DTYPE)
             Vd = tl.dot(W.to(INVERSE_DTYPE), tl.trans(bA))
             bq = tl.load(q + pq, mask=mm, other=0.0).to(TILE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
-                Ot = Ot * tl.load(q_in + rl)[None, :]
+                Ot = Ot * tl.load(q_in + 3 * chunk * C + oc)[None, :]
             bP = tl.load(P + pa).to(DOT_DTYPE)
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
             po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
@@ -204,7 +204,7 @@ def _walk(
                 bkn = tl.load(kn + pk).to(TILE)
                 S = tl.dot(Vd.to(TILE), bkn, S * e)
             else:
-                cn = tl.load(k_out + rl)
+                cn = tl.load(k_out + 3 * chunk * C + oc)
                 S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
     return S
 
@@ -257,8 +257,8 @@ def _local(
     a copy of the initial state, since the pool's slot may be overwritten by the last segment.
     """
     k_in = numbers
-    q_in = numbers + row_count
-    k_out = numbers + 2 * row_count
+    q_in = numbers + C
+    k_out = numbers + 2 * C
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
@@ -369,8 +369,8 @@ def _scan(
 ):
     """Outputs, exported states and final states of every segment."""
     k_in = numbers
-    q_in = numbers + row_count
-    k_out = numbers + 2 * row_count
+    q_in = numbers + C
+    k_out = numbers + 2 * C
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV

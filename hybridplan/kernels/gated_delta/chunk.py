@@ -83,8 +83,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
         tiles[:2] if tiles else (None, None),
         (rows, *strides, c.scale),
-        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm, True,
-         c.tma),
+        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm, c.tma),
         PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
     )  # fmt: skip
     stages = 3 if c.b.plan.segment_count == 1 else 2

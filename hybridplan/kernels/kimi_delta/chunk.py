@@ -70,11 +70,11 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     made = []
     chosen = RUNS.get(c.variant.prepare) if c.gate is not Gate.NONE and BK >= 64 else None
     for again in (False,) if c.gate is Gate.NONE else (False, True):
-        how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again, True)
+        how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again)
         registers: int | None = 168
         if chosen is not None and not again:
             channels, runs, wide, registers = chosen
-            how = (min(channels, BK), runs, wide, True)
+            how = (min(channels, BK), runs, wide)
         made.append(
             Launch(
                 _launch if chosen is None or again else _launch_runs,
