@@ -18,6 +18,46 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _rows(base, offsets, ok, K: tl.constexpr, BK: tl.constexpr):
+    if K == BK:
+        x = tl.load(base + offsets + ok[None, :])
+    else:
+        x = tl.load(base + offsets + ok[None, :], mask=(ok < K)[None, :], other=0.0)
+    return x.to(DOT_DTYPE)
+
+
+@triton.jit
+def _gates(
+    b,
+    x,
+    a_log,
+    dt_bias,
+    t0,
+    hv,
+    m,
+    oc,
+    HV: tl.constexpr,
+    GATE: tl.constexpr,
+    BETA_LOGIT: tl.constexpr,
+):
+    """Beta, the running sums of log2 decays, and the last of these."""
+    first = t0.to(tl.int64) * HV + hv
+    beta = tl.load(b + first + oc * HV, mask=m, other=0.0).to(tl.float32)
+    if BETA_LOGIT:
+        beta = tl.where(m, sigmoid(beta), 0.0)
+    if GATE == 0:
+        g = m.to(tl.float32) * 0.0
+    else:
+        g = tl.load(x + first + oc * HV, mask=m, other=0.0).to(tl.float32)
+        if GATE > 1:
+            g = log_decay(g, tl.load(a_log + hv), tl.load(dt_bias + hv), 0.0, GATE, FAST=True)
+            g = tl.where(m, g, 0.0)
+    g = tl.maximum(g * LOG2_E, -64.0)  # 2^-64 is nothing; keeps -inf out of differences
+    gc = tl.cumsum(g, 0)
+    return beta, gc, tl.min(gc)  # the last of the falling sums, with their rounding
+
+
+@triton.jit
 def prepare(
     q,
     k,
@@ -57,13 +97,13 @@ def prepare(
         bk = k_tiles.load([t0, h * K]).to(DOT_DTYPE)
         bq = q_tiles.load([t0, h * K]).to(DOT_DTYPE)
     else:
+        # A row behind the last token repeats that one: in memory, and whatever follows it.
         ok = tl.arange(0, BK)
-        t = t0.to(tl.int64) + oc
-        mask = m[:, None] & (ok < K)[None, :]
-        bk = tl.load(k + t[:, None] * k_stride + h * K + ok[None, :], mask=mask, other=0.0)
-        bq = tl.load(q + t[:, None] * q_stride + h * K + ok[None, :], mask=mask, other=0.0)
-        bk = bk.to(DOT_DTYPE)
-        bq = bq.to(DOT_DTYPE)
+        near = tl.minimum(oc, n - 1)[:, None]
+        first = t0.to(tl.int64)
+        bk = _rows(k + first * k_stride + h * K, near * k_stride, ok, K, BK)
+        bq = _rows(q + first * q_stride + h * K, near * q_stride, ok, K, BK)
+    beta, gc, last = _gates(b, x, a_log, dt_bias, t0, h * R, m, oc, HV, GATE, BETA_LOGIT)
     KK = tl.dot(bk, tl.trans(bk))
     QK = tl.dot(bq, tl.trans(bk))
     if L2NORM:
@@ -83,20 +123,8 @@ def prepare(
     q_over_k = rq / rk
     for r in tl.static_range(R):
         hv = h * R + r
-        first = t0.to(tl.int64) * HV + hv
-        beta = tl.load(b + first + oc * HV, mask=m, other=0.0).to(tl.float32)
-        if BETA_LOGIT:
-            beta = tl.where(m, sigmoid(beta), 0.0)
-        if GATE == 0:
-            g = tl.zeros([C], tl.float32)
-        else:
-            g = tl.load(x + first + oc * HV, mask=m, other=0.0).to(tl.float32)
-            if GATE > 1:
-                g = log_decay(g, tl.load(a_log + hv), tl.load(dt_bias + hv), 0.0, GATE, FAST=True)
-                g = tl.where(m, g, 0.0)
-        g = tl.maximum(g * LOG2_E, -64.0)  # 2^-64 is nothing; keeps -inf out of differences
-        gc = tl.cumsum(g, 0)
-        last = tl.min(gc)  # the last of the falling sums, with their rounding
+        if r > 0:
+            beta, gc, last = _gates(b, x, a_log, dt_bias, t0, hv, m, oc, HV, GATE, BETA_LOGIT)
         row = (ic * HV + hv).to(tl.int64) * C
         into = power_of_2(gc)
         at = numbers + 3 * row + oc
