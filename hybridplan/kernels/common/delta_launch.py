@@ -48,8 +48,10 @@ class Batch(NamedTuple):
 
 
 @functools.cache
-def state_rows(V: int, K: int) -> int:
+def state_rows(V: int, K: int, wide: bool = False) -> int:
     """State rows [BV, K] that one scan program keeps in registers."""
+    if wide and V % WIDE_ROWS == 0 and K <= 128:
+        return WIDE_ROWS
     most = 64 if K <= 128 else 32
     return next(r for r in (most, 48, 32, 16) if V % r == 0 and r == next_power_of_2(r))
 
@@ -80,6 +82,8 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
+    if not p.inner_count and device.type == "cuda":
+        rows = state_rows(z.V, z.K, len(lengths) * z.HV >= WIDE_FROM)
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
@@ -186,7 +190,6 @@ def scan(
     pool: torch.Tensor,
     per_channel: bool,
     stages: int,
-    num_warps: int,
 ) -> list[Launch]:
     """The launch of the scan, after that of the local pass if the batch is split into segments.
 
@@ -198,6 +201,7 @@ def scan(
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
     device = v.device
     stages = pipeline_stages(stages, v.element_size(), device)
+    num_warps = 8 if BV == WIDE_ROWS else 4
     BK = next_power_of_2(z.K)
     tma = tiles is not None
     maps: tuple[TileMap | None, ...] = (None,) * 6
@@ -239,6 +243,8 @@ def scan(
     return [local, whole] if b.split else [whole]
 
 
+WIDE_ROWS = 128
+WIDE_FROM = 100
 LOCAL_STAGES = 3
 """Pipeline depth of the local pass: without q and P two programs still fit one multiprocessor."""
 

@@ -87,15 +87,17 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
          c.tma and PREPARE_TMA),
         PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
     )  # fmt: skip
-    stages = 3 if c.b.plan.segment_count == 1 else 2
+    wide = c.b.state_rows == delta_launch.WIDE_ROWS
+    stages = WIDE_STAGES if wide else 3 if c.b.plan.segment_count == 1 else 2
     scan = delta_launch.scan(
         z, c.b, scratch, c.q, c.k, c.k, strides, c.v, tiles, A, P, numbers, c.out, c.pool, False,
-        stages, 4,
+        stages,
     )  # fmt: skip
     return [first, *scan] if count else scan
 
 
 PREPARE_TMA = True
+WIDE_STAGES = 3
 PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
 """One value head per q/k head: with the cap three programs fit a multiprocessor."""
 PREPARE_SEVERAL = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
