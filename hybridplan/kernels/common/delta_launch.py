@@ -204,10 +204,11 @@ def scan(
     num_warps = 8 if BV == WIDE_ROWS else 4
     BK = next_power_of_2(z.K)
     tma = tiles is not None
-    maps: tuple[TileMap | None, ...] = (None,) * 6
+    maps: tuple[TileMap | None, ...] = (None,) * 7
     if tiles is not None:
         v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
-        maps = (*tiles, v_tiles, tile_map(A), tile_map(P))
+        o_tiles = (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV))
+        maps = (*tiles, v_tiles, tile_map(A), tile_map(P), o_tiles)
     row_count = 0 if per_channel else A.shape[0]
     sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)
     sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)

@@ -50,6 +50,7 @@ def _walk(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     q_stride,
     k_stride,
     v_stride,
@@ -157,8 +158,11 @@ def _walk(
             if not PER_CHANNEL:
                 Ot = Ot * tl.load(q_in + 3 * rows + oc)[None, :]
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
-            po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
-            tl.store(po, Ot.to(o.dtype.element_ty))
+            if TMA:
+                o_tiles.store([t, hv * V + iv * BV], tl.trans(Ot.to(o.dtype.element_ty)))
+            else:
+                po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
+                tl.store(po, Ot.to(o.dtype.element_ty))
         if not PER_CHANNEL:
             S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
         elif TMA:
@@ -233,6 +237,7 @@ def _local(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     row_count,
     q_stride,
     k_stride,
@@ -307,7 +312,7 @@ def _local(
     if is_matrix == 1:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
             pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
             K, V, BK, BV, C, PER_CHANNEL, False, False, False, False, TMA, STAGES,
         )  # fmt: skip
@@ -315,7 +320,7 @@ def _local(
     else:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
             pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
             K, V, BK, BV, C, PER_CHANNEL, True, False, False, False, TMA, STAGES,
         )  # fmt: skip
@@ -347,6 +352,7 @@ def _scan(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     row_count,
     q_stride,
     k_stride,
@@ -420,7 +426,7 @@ def _scan(
         export = tl.load(runs + r * RUN + 4).to(tl.int64)
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride, pool_slots,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride, pool_slots,
             stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K, V, BK, BV, C,
             PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
         )  # fmt: skip
