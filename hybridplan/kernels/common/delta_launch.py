@@ -202,6 +202,7 @@ def scan(
     device = v.device
     stages = pipeline_stages(stages, v.element_size(), device)
     num_warps = 8 if BV == WIDE_ROWS else 4
+    overlap = can_overlap(device)
     BK = next_power_of_2(z.K)
     tma = tiles is not None
     maps: tuple[TileMap | None, ...] = (None,) * 7
@@ -227,8 +228,8 @@ def scan(
             maps,
             sizes_of,
             (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
-             pipeline_stages(LOCAL_STAGES, v.element_size(), device)),
-            {"num_warps": num_warps},
+             pipeline_stages(LOCAL_STAGES, v.element_size(), device), overlap),
+            {"num_warps": num_warps, **OVERLAPS[overlap]},
         )  # fmt: skip
     whole = Launch(
         _launch_scan,
@@ -238,12 +239,19 @@ def scan(
         maps,
         sizes_of,
         (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma,
-         stages),
-        {"num_warps": num_warps},
+         stages, overlap),
+        {"num_warps": num_warps, **OVERLAPS[overlap]},
     )  # fmt: skip
     return [local, whole] if b.split else [whole]
 
 
+def can_overlap(device: torch.device) -> bool:
+    """Whether a kernel may start before the one ahead of it is done, and wait for it inside."""
+    return PDL and device.type == "cuda" and has_tma(device)
+
+
+PDL = True
+OVERLAPS: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
 WIDE_ROWS = 128
 WIDE_FROM = 100
 LOCAL_STAGES = 3

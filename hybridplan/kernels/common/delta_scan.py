@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hybridplan.kernels.common.launch import DOT_DTYPE
 from hybridplan.kernels.common.stores import store_pairs
@@ -255,6 +256,7 @@ def _local(
     MOST_CHUNKS: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Segments that another follows: the state each adds, and the matrix it moves states by.
 
@@ -285,6 +287,9 @@ def _local(
             S = tl.load(pool + slot * pool_stride + at).to(tl.float32)
     elif is_matrix == 1:
         S = (ov[:, None] == ok[None, :]).to(tl.float32)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     t0 = tl.load(runs + first_run * RUN)
     c0 = tl.load(runs + first_run * RUN + 3)
     last_run = tl.load(segments + g * 5 + 1) - 1
@@ -372,6 +377,7 @@ def _scan(
     EXPORT: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Outputs, exported states and final states of every segment."""
     k_in = numbers
@@ -389,8 +395,6 @@ def _scan(
     place = tl.load(segments + g * 5 + 3)
     count = tl.load(segments + g * 5 + 4)
     slot = tl.load(slots + n).to(tl.int64)
-    if (slot < 0) | (slot >= pool_slots):
-        return
     from_slot = tl.load(read_slots + n).to(tl.int64)
     ok = tl.arange(0, BK)
     ov = iv * BV + tl.arange(0, BV)
@@ -402,7 +406,11 @@ def _scan(
             S = tl.load(pool + from_slot * pool_stride + at, mask=mk[None, :], other=0.0).to(
                 tl.float32
             )
-    elif SPLIT:
+    if OVERLAP:
+        gdc_wait()
+    if (slot < 0) | (slot >= pool_slots):
+        return
+    if SPLIT and count > 1:
         size: tl.constexpr = V * BK
         tile = ov[:, None] * BK + ok[None, :]
         g0 = g - place

@@ -84,7 +84,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         tiles[:2] if tiles and PREPARE_TMA else (None, None),
         (rows, *strides, c.scale),
         (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
-         c.tma and PREPARE_TMA),
+         c.tma and PREPARE_TMA, delta_launch.can_overlap(c.q.device)),
         PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
     )  # fmt: skip
     wide = c.b.state_rows == delta_launch.WIDE_ROWS
@@ -96,9 +96,9 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     return [first, *scan] if count else scan
 
 
-PREPARE_TMA = True
+PREPARE_TMA = False
 WIDE_STAGES = 3
-PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
+PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 128}
 """One value head per q/k head: with the cap three programs fit a multiprocessor."""
 PREPARE_SEVERAL = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
 """Several: a cap spills; two warps wait less for one another."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from hybridplan.kernels.common.gates import log_2, log_decay, power_of_2, sigmoid
 from hybridplan.kernels.common.launch import DOT_DTYPE
@@ -84,8 +85,11 @@ def prepare(
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
     TMA: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Tiles A and P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays."""
+    if OVERLAP:
+        gdc_launch_dependents()
     ic = tl.program_id(0)
     h = tl.program_id(1)
     R: tl.constexpr = HV // H
