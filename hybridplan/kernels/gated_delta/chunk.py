@@ -84,7 +84,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         (),
         (rows, *strides, c.scale),
         (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
-         delta_launch.can_overlap(c.q.device)),
+         delta_launch.can_overlap(c.q.device), LOOP),
         PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
     )  # fmt: skip
     scan = delta_launch.scan(
@@ -94,6 +94,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     return [first, *scan] if count else scan
 
 
+LOOP = False
 STAGES = delta_launch.Stages(alone=3, shared=2, wide=3)
 PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 128}
 """One value head per q/k head: with the cap three programs fit a multiprocessor."""
