@@ -82,8 +82,9 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
-    if device.type == "cuda" and (WIDE_SPLIT or not p.inner_count):
-        rows = state_rows(z.V, z.K, p.segment_count * z.HV >= WIDE_FROM)
+    if device.type == "cuda" and not p.inner_count:
+        programs = p.segment_count * z.HV * (z.V // rows)
+        rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
@@ -253,7 +254,7 @@ def scan(
 
 def can_overlap(device: torch.device) -> bool:
     """Whether a kernel may start before the one ahead of it is done, and wait for it inside."""
-    return PDL and device.type == "cuda" and has_tma(device)
+    return device.type == "cuda" and has_tma(device)
 
 
 class Stages(NamedTuple):
@@ -264,11 +265,8 @@ class Stages(NamedTuple):
     wide: int
 
 
-PDL = True
-WIDE_SPLIT = False
 OVERLAPS: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
 WIDE_ROWS = 128
-WIDE_FROM = 100
 LOCAL_STAGES = 3
 """Pipeline depth of the local pass: without q and P two programs still fit one multiprocessor."""
 

@@ -79,12 +79,12 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     tiles = (delta_launch.row_tiles(c.q), delta_launch.row_tiles(c.k), None) if c.tma else None
     first = Launch(
         _launch,
-        (count, z.H, 1),
+        (count * z.H, 1, 1) if ORDER else (count, z.H, 1),
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
         (),
         (rows, *strides, c.scale),
         (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
-         delta_launch.can_overlap(c.q.device), LOOP),
+         delta_launch.can_overlap(c.q.device), ORDER),
         PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
     )  # fmt: skip
     scan = delta_launch.scan(
@@ -94,7 +94,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     return [first, *scan] if count else scan
 
 
-LOOP = False
+ORDER = True
 STAGES = delta_launch.Stages(alone=3, shared=2, wide=3)
 PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 128}
 """One value head per q/k head: with the cap three programs fit a multiprocessor."""

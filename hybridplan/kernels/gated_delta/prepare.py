@@ -68,16 +68,6 @@ def _length(product, C: tl.constexpr):
 
 
 @triton.jit
-def _keys(bk, L2NORM: tl.constexpr, C: tl.constexpr):
-    """K K^T and 1 / length of each key."""
-    KK = tl.dot(bk, tl.trans(bk))
-    rk = tl.full([C], 1.0, tl.float32)
-    if L2NORM:
-        rk = _length(KK, C)
-    return KK, rk
-
-
-@triton.jit
 def _queries(bq, bk, scale, L2NORM: tl.constexpr, C: tl.constexpr):
     """Q K^T and scale / length of each query."""
     QK = tl.dot(bq, tl.trans(bk))
@@ -121,7 +111,7 @@ def prepare(
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
-    LOOP: tl.constexpr,
+    ORDER: tl.constexpr,
 ):
     """Tiles A and P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays.
 
@@ -129,8 +119,12 @@ def prepare(
     """
     if OVERLAP:
         gdc_launch_dependents()
-    ic = tl.program_id(0)
-    h = tl.program_id(1)
+    if ORDER:
+        ic = tl.program_id(0) // H
+        h = tl.program_id(0) % H
+    else:
+        ic = tl.program_id(0)
+        h = tl.program_id(1)
     R: tl.constexpr = HV // H
     t0 = tl.load(chunks + 2 * ic)
     n = tl.load(chunks + 2 * ic + 1) - t0
@@ -146,49 +140,35 @@ def prepare(
     tile = (ic * HV + hv).to(tl.int64) * (C * C) + oc[:, None] * C + oc[None, :]
     at = numbers + (ic * HV + hv).to(tl.int64) * (3 * C) + oc
     total = numbers + 3 * row_count + ic * HV + hv
+    gates = ()
+    for r in tl.static_range(R):
+        one = _gates(b, x, a_log, dt_bias, t0, hv + r, m, oc, HV, GATE, BETA_LOGIT)
+        gates = gates + (one,)
+    KK = tl.dot(bk, tl.trans(bk))
+    rk = tl.full([C], 1.0, tl.float32)
+    if L2NORM:
+        rk = _length(KK, C)
+    log_rk = log_2(rk)
+    # Lengths of keys go in as exponents: above the diagonal these may overflow, and fall to a mask.
     if R == 1:
-        beta, gc, last = _gates(b, x, a_log, dt_bias, t0, hv, m, oc, HV, GATE, BETA_LOGIT)
-        KK, rk = _keys(bk, L2NORM, C)
+        beta, gc, last = gates[0]
         QK, rq = _queries(bq, bk, scale, L2NORM, C)
-        log_rk = log_2(rk)
         _store_numbers(at, total, gc, last, rk, rq, C)
-        # Lengths of keys go in as exponents: above the diagonal these may overflow, and fall to
-        # a mask.
         pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
         weights = QK * pair * (rq / rk)[:, None]
         tl.store(P + tile, keep_lower(weights.to(P.dtype.element_ty)))
-        tl.store(A + tile, update_matrix(KK * pair, beta, n).to(A.dtype.element_ty))
-    elif not LOOP:
-        gates = ()
-        for r in tl.static_range(R):
-            gates = gates + (
-                _gates(b, x, a_log, dt_bias, t0, hv + r, m, oc, HV, GATE, BETA_LOGIT),
-            )
-        KK, rk = _keys(bk, L2NORM, C)
-        log_rk = log_2(rk)
+        tl.store(A + tile, update_matrix(KK * pair, beta, C).to(A.dtype.element_ty))
+    else:
+        # All A before all P, so that K K^T and Q K^T are not held at once.
         for r in tl.static_range(R):
             beta, gc, last = gates[r]
-            pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
-            tl.store(A + tile + r * C * C, update_matrix(KK * pair, beta, n).to(A.dtype.element_ty))
+            G = KK * power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
+            tl.store(A + tile + r * C * C, update_matrix(G, beta, C).to(A.dtype.element_ty))
         QK, rq = _queries(bq, bk, scale, L2NORM, C)
         log_rq = log_2(rq)
         for r in tl.static_range(R):
             beta, gc, last = gates[r]
             # Written otherwise than above, lest the compiler keep what is formed there.
-            weights = QK * power_of_2((gc + log_rq)[:, None] + (log_rk - gc)[None, :])
-            tl.store(P + tile + r * C * C, keep_lower(weights.to(P.dtype.element_ty)))
-            _store_numbers(at + 3 * r * C, total + r, gc, last, rk, rq, C)
-    else:
-        KK, rk = _keys(bk, L2NORM, C)
-        log_rk = log_2(rk)
-        for r in tl.range(R):
-            beta, gc, last = _gates(b, x, a_log, dt_bias, t0, hv + r, m, oc, HV, GATE, BETA_LOGIT)
-            pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
-            tl.store(A + tile + r * C * C, update_matrix(KK * pair, beta, n).to(A.dtype.element_ty))
-        QK, rq = _queries(bq, bk, scale, L2NORM, C)
-        log_rq = log_2(rq)
-        for r in tl.range(R):
-            beta, gc, last = _gates(b, x, a_log, dt_bias, t0, hv + r, m, oc, HV, GATE, BETA_LOGIT)
             weights = QK * power_of_2((gc + log_rq)[:, None] + (log_rk - gc)[None, :])
             tl.store(P + tile + r * C * C, keep_lower(weights.to(P.dtype.element_ty)))
             _store_numbers(at + 3 * r * C, total + r, gc, last, rk, rq, C)
