@@ -47,6 +47,21 @@ class Batch(NamedTuple):
     split: bool
 
 
+class Stages(NamedTuple):
+    """Depth of the scan's pipeline by how many programs share a multiprocessor's shared memory.
+
+    alone: one of 4 warps. shared: two of these. wide: one of 8 warps with twice the state rows.
+    """
+
+    alone: int
+    shared: int
+    wide: int
+
+
+WIDE_ROWS = 128
+"""State rows of a program of 8 warps, which reads q, k, A and P once for all of them."""
+
+
 @functools.cache
 def state_rows(V: int, K: int, wide: bool = False) -> int:
     """State rows [BV, K] that one scan program keeps in registers."""
@@ -82,7 +97,7 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
-    if device.type == "cuda" and not p.inner_count:
+    if device.type == "cuda" and has_tma(device) and not p.inner_count:
         programs = p.segment_count * z.HV * (z.V // rows)
         rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
@@ -204,12 +219,14 @@ def scan(
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
     device = v.device
     width = z.HV * (z.V // BV)
-    alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
     wide = BV == WIDE_ROWS
+    alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
     depth = stages.wide if wide else stages.alone if alone else stages.shared
     depth = pipeline_stages(depth, v.element_size(), device)
-    num_warps = 8 if wide else 4
     overlap = can_overlap(device) and not b.split
+    options: dict[str, Any] = {"num_warps": 8 if wide else 4}
+    if overlap:
+        options["launch_pdl"] = True
     BK = next_power_of_2(z.K)
     tma = tiles is not None
     maps: tuple[TileMap | None, ...] = (None,) * 7
@@ -235,8 +252,8 @@ def scan(
             maps,
             sizes_of,
             (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
-             pipeline_stages(LOCAL_STAGES, v.element_size(), device), overlap),
-            {"num_warps": num_warps, **OVERLAPS[overlap]},
+             pipeline_stages(LOCAL_STAGES, v.element_size(), device)),
+            options,
         )  # fmt: skip
     whole = Launch(
         _launch_scan,
@@ -245,28 +262,20 @@ def scan(
          p.stops, added, moved, live),
         maps,
         sizes_of,
-        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma,
-         depth, overlap),
-        {"num_warps": num_warps, **OVERLAPS[overlap]},
+        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma, depth, overlap),
+        options,
     )  # fmt: skip
     return [local, whole] if b.split else [whole]
 
 
 def can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may start before the one ahead of it is done, and wait for it inside."""
+    """Whether a scan may start while its prepare kernel runs, and wait for it inside.
+
+    Not where it is split into segments: there programs that wait were measured to be in the way.
+    """
     return device.type == "cuda" and has_tma(device)
 
 
-class Stages(NamedTuple):
-    """Depth of the scan's pipeline: one program a multiprocessor, two, or a wide one."""
-
-    alone: int
-    shared: int
-    wide: int
-
-
-OVERLAPS: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
-WIDE_ROWS = 128
 LOCAL_STAGES = 3
 """Pipeline depth of the local pass: without q and P two programs still fit one multiprocessor."""
 

@@ -111,20 +111,12 @@ def prepare(
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
-    ORDER: tl.constexpr,
 ):
-    """Tiles A and P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays.
-
-    All heads' A come before all heads' P, so that K K^T and Q K^T are not held at once.
-    """
+    """Tiles A, P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays."""
     if OVERLAP:
         gdc_launch_dependents()
-    if ORDER:
-        ic = tl.program_id(0) // H
-        h = tl.program_id(0) % H
-    else:
-        ic = tl.program_id(0)
-        h = tl.program_id(1)
+    ic = tl.program_id(0) // H
+    h = tl.program_id(0) % H
     R: tl.constexpr = HV // H
     t0 = tl.load(chunks + 2 * ic)
     n = tl.load(chunks + 2 * ic + 1) - t0
@@ -143,7 +135,7 @@ def prepare(
     gates = ()
     for r in tl.static_range(R):
         one = _gates(b, x, a_log, dt_bias, t0, hv + r, m, oc, HV, GATE, BETA_LOGIT)
-        gates = gates + (one,)
+        gates = gates + (one,)  # type: ignore[assignment]  # noqa: RUF005 (Triton adds tuples)
     KK = tl.dot(bk, tl.trans(bk))
     rk = tl.full([C], 1.0, tl.float32)
     if L2NORM:
@@ -151,7 +143,7 @@ def prepare(
     log_rk = log_2(rk)
     # Lengths of keys go in as exponents: above the diagonal these may overflow, and fall to a mask.
     if R == 1:
-        beta, gc, last = gates[0]
+        beta, gc, last = gates[0]  # type: ignore[misc]
         QK, rq = _queries(bq, bk, scale, L2NORM, C)
         _store_numbers(at, total, gc, last, rk, rq, C)
         pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
