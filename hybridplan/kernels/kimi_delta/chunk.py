@@ -110,7 +110,7 @@ RUNS: dict[str, tuple[int, int, int, int | None]] = {
 }
 """Channels at a time, runs of tokens, neighbouring channels of a thread, cap on registers."""
 
-STAGES = delta_launch.Stages(alone=3, shared=3, wide=2)
+STAGES = delta_launch.Stages(alone=3, shared=3)
 
 _launch = Launcher(prepare)
 _launch_runs = Launcher(prepare_runs)
