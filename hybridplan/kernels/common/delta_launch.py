@@ -47,9 +47,27 @@ class Batch(NamedTuple):
     split: bool
 
 
+class Stages(NamedTuple):
+    """Depth of the scan's pipeline by how many programs share a multiprocessor's shared memory.
+
+    alone: one of 4 warps. shared: two of these. wide: one of 8 warps with twice the state rows, in
+    batches with scalar decay.
+    """
+
+    alone: int
+    shared: int
+    wide: int = 0
+
+
+WIDE_ROWS = 128
+"""State rows of a program of 8 warps, which reads q, k, A and P once for all of them."""
+
+
 @functools.cache
-def state_rows(V: int, K: int) -> int:
+def state_rows(V: int, K: int, wide: bool = False) -> int:
     """State rows [BV, K] that one scan program keeps in registers."""
+    if wide and V % WIDE_ROWS == 0 and K <= 128:
+        return WIDE_ROWS
     most = 64 if K <= 128 else 32
     return next(r for r in (most, 48, 32, 16) if V % r == 0 and r == next_power_of_2(r))
 
@@ -64,6 +82,7 @@ def batch(
     segment_chunks: int | None,
     trust_ids: bool,
     export_in_loop: bool,
+    per_channel: bool,
 ) -> Batch:
     """Check a batch and make, or find, its tables."""
     check_slot_layout("slots", slots, (len(lengths),), device)
@@ -80,6 +99,9 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
+    if device.type == "cuda" and has_tma(device) and not p.inner_count and not per_channel:
+        programs = p.segment_count * z.HV * (z.V // rows)
+        rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
@@ -148,12 +170,14 @@ def square_dtypes(inputs: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     return (torch.float16 if dtype is torch.bfloat16 else dtype), dtype
 
 
-def tma_usable(z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether tensor descriptors can address these inputs."""
+def tma_usable(
+    z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+) -> bool:
+    """Whether tensor descriptors can address these inputs and the output."""
     if not has_tma(q.device) or z.K not in (64, 128):
         return False
     return all(
-        t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in (q, k, v)
+        t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in (q, k, v, out)
     )
 
 
@@ -185,8 +209,7 @@ def scan(
     out: torch.Tensor,
     pool: torch.Tensor,
     per_channel: bool,
-    stages: int,
-    num_warps: int,
+    stages: Stages,
 ) -> list[Launch]:
     """The launch of the scan, after that of the local pass if the batch is split into segments.
 
@@ -197,22 +220,31 @@ def scan(
     """
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
     device = v.device
-    stages = pipeline_stages(stages, v.element_size(), device)
+    width = z.HV * (z.V // BV)
+    wide = BV == WIDE_ROWS
+    alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
+    depth = stages.wide if wide else stages.alone if alone else stages.shared
+    depth = pipeline_stages(depth, v.element_size(), device)
+    overlap = can_overlap(device) and not b.split and not per_channel and p.chunk_count > 0
+    options: dict[str, Any] = {"num_warps": 8 if wide else 4}
+    if overlap:
+        options["launch_pdl"] = True
     BK = next_power_of_2(z.K)
     tma = tiles is not None
-    maps: tuple[TileMap | None, ...] = (None,) * 6
+    maps: tuple[TileMap | None, ...] = (None,) * 7
     if tiles is not None:
         v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
-        maps = (*tiles, v_tiles, tile_map(A), tile_map(P))
+        maps = (*tiles, v_tiles, tile_map(A), tile_map(P), None)
+        if (wide or alone) and not per_channel:
+            maps = (*maps[:6], (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV)))
     row_count = 0 if per_channel else A.shape[0]
     sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)
     sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)
     added = moved = live = None
-    width = z.HV * (z.V // BV)
     if b.split:
         state, flags = (p.segment_count, z.HV, z.V * BK), (p.segment_count, z.HV)
         added = scratch.piece(state, torch.float32)
-        moved = scratch.piece(state, torch.float32)
+        moved = scratch.piece(state, A.dtype)
         live = scratch.piece(flags, torch.int32)
         local = Launch(
             _launch_local,
@@ -223,7 +255,7 @@ def scan(
             sizes_of,
             (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
              pipeline_stages(LOCAL_STAGES, v.element_size(), device)),
-            {"num_warps": num_warps},
+            options,
         )  # fmt: skip
     whole = Launch(
         _launch_scan,
@@ -232,11 +264,18 @@ def scan(
          p.stops, added, moved, live),
         maps,
         sizes_of,
-        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma,
-         stages),
-        {"num_warps": num_warps},
+        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma, depth, overlap),
+        options,
     )  # fmt: skip
     return [local, whole] if b.split else [whole]
+
+
+def can_overlap(device: torch.device) -> bool:
+    """Whether a scan may start while its prepare kernel runs, and wait for it inside.
+
+    Not where it is split into segments: there programs that wait were measured to be in the way.
+    """
+    return device.type == "cuda" and has_tma(device)
 
 
 LOCAL_STAGES = 3

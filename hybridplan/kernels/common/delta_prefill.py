@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_inputs import Sizes, checked_sizes, layouts
 from hybridplan.kernels.common.delta_launch import Batch, batch, check_use, tma_usable
 from hybridplan.kernels.common.delta_plan import Export
@@ -85,18 +86,19 @@ def prefill(
             out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
         if known.run((*tensors, out)):
             return out
+    require(scale is None or scale > 0, f"scale is {scale}, but must be positive")
     z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
     stops = (z.tokens,) if lengths is None else lengths
     b = batch(
         z, q.device, stops, slots, read_slots, wanted, segment_chunks, trust_ids,
-        variant.export == "loop",
+        variant.export == "loop", per_channel,
     )  # fmt: skip
     if out is None:
         out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
     call = Call(
         z, b, q, k, v, beta, pool, gate_input, a_log, dt_bias, out, gate, float(lower_bound),
         beta_is_logit, z.K**-0.5 if scale is None else float(scale), l2norm,
-        tma_usable(z, q, k, v) if tma is None else tma, variant,
+        tma_usable(z, q, k, v, out) if tma is None else tma, variant,
     )  # fmt: skip
     scratch = Scratch(q.device)
     p = b.plan

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from hybridplan.kernels.common.launch import DOT_DTYPE
 from hybridplan.kernels.common.stores import store_pairs
@@ -50,6 +51,7 @@ def _walk(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     q_stride,
     k_stride,
     v_stride,
@@ -119,8 +121,8 @@ def _walk(
             e = tl.exp2(tl.load(decay + chunk * BK + ok))[None, :]
         else:
             e = tl.exp2(tl.load(decay + chunk))
-            ck = tl.load(k_in + rows + oc)
-            cn = tl.load(k_out + rows + oc)
+            ck = tl.load(k_in + 3 * rows + oc)
+            cn = tl.load(k_out + 3 * rows + oc)
         if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
             if c0 + it == stop:
                 slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
@@ -155,10 +157,13 @@ def _walk(
                 bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
-                Ot = Ot * tl.load(q_in + rows + oc)[None, :]
+                Ot = Ot * tl.load(q_in + 3 * rows + oc)[None, :]
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
-            po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
-            tl.store(po, Ot.to(o.dtype.element_ty))
+            if o_tiles is not None:
+                o_tiles.store([t, hv * V + iv * BV], tl.trans(Ot.to(o.dtype.element_ty)))
+            else:
+                po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
+                tl.store(po, Ot.to(o.dtype.element_ty))
         if not PER_CHANNEL:
             S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
         elif TMA:
@@ -188,14 +193,14 @@ def _walk(
             Sb = S.to(TILE)
             U = tl.dot(Sb, tl.trans(bk))
             if not PER_CHANNEL:
-                U = U * tl.load(k_in + rl)[None, :]
+                U = U * tl.load(k_in + 3 * chunk * C + oc)[None, :]
             W = tl.load(v + pv, mask=m[None, :], other=0.0).to(tl.float32) - U
             bA = tl.load(A + pa).to(INVERSE_DTYPE)
             Vd = tl.dot(W.to(INVERSE_DTYPE), tl.trans(bA))
             bq = tl.load(q + pq, mask=mm, other=0.0).to(TILE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
-                Ot = Ot * tl.load(q_in + rl)[None, :]
+                Ot = Ot * tl.load(q_in + 3 * chunk * C + oc)[None, :]
             bP = tl.load(P + pa).to(DOT_DTYPE)
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
             po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
@@ -204,7 +209,7 @@ def _walk(
                 bkn = tl.load(kn + pk).to(TILE)
                 S = tl.dot(Vd.to(TILE), bkn, S * e)
             else:
-                cn = tl.load(k_out + rl)
+                cn = tl.load(k_out + 3 * chunk * C + oc)
                 S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
     return S
 
@@ -233,6 +238,7 @@ def _local(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     row_count,
     q_stride,
     k_stride,
@@ -253,12 +259,13 @@ def _local(
 ):
     """Segments that another follows: the state each adds, and the matrix it moves states by.
 
-    A sequence's first segment starts from the pool, so its added state is exact; its ``moved`` is
-    a copy of the initial state, since the pool's slot may be overwritten by the last segment.
+    A sequence's first segment starts from the pool, so its added state is exact. In place of its
+    matrix it copies the initial state, since the last segment may overwrite the pool's slot, to
+    where the last one's added state would be, which nobody needs.
     """
     k_in = numbers
-    q_in = numbers + row_count
-    k_out = numbers + 2 * row_count
+    q_in = numbers + C
+    k_out = numbers + 2 * C
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
@@ -269,6 +276,7 @@ def _local(
     first_run = tl.load(segments + g * 5)
     n = tl.load(segments + g * 5 + 2)
     place = tl.load(segments + g * 5 + 3)
+    count = tl.load(segments + g * 5 + 4).to(tl.int64)
     ok = tl.arange(0, BK)
     ov = iv * BV + tl.arange(0, BV)
     tile = (g.to(tl.int64) * HV + hv) * (V * BK) + ov[:, None] * BK + ok[None, :]
@@ -307,15 +315,18 @@ def _local(
     if is_matrix == 1:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
             pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
             K, V, BK, BV, C, PER_CHANNEL, False, False, False, False, TMA, STAGES,
         )  # fmt: skip
-        tl.store(moved + tile, S)
+        if place == 0:
+            tl.store(added + tile + (count - 1) * HV * (V * BK), S)
+        else:
+            tl.store(moved + tile, S.to(moved.dtype.element_ty))
     else:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
             pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
             K, V, BK, BV, C, PER_CHANNEL, True, False, False, False, TMA, STAGES,
         )  # fmt: skip
@@ -347,6 +358,7 @@ def _scan(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     row_count,
     q_stride,
     k_stride,
@@ -366,11 +378,12 @@ def _scan(
     EXPORT: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Outputs, exported states and final states of every segment."""
     k_in = numbers
-    q_in = numbers + row_count
-    k_out = numbers + 2 * row_count
+    q_in = numbers + C
+    k_out = numbers + 2 * C
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
@@ -383,35 +396,39 @@ def _scan(
     place = tl.load(segments + g * 5 + 3)
     count = tl.load(segments + g * 5 + 4)
     slot = tl.load(slots + n).to(tl.int64)
-    if (slot < 0) | (slot >= pool_slots):
-        return
     from_slot = tl.load(read_slots + n).to(tl.int64)
     ok = tl.arange(0, BK)
     ov = iv * BV + tl.arange(0, BV)
     mk = ok < K
     at = hv * (V * K) + ov[:, None] * K + ok[None, :]
     S = tl.zeros([BV, BK], tl.float32)
-    if (not SPLIT) | (count == 1):
+    if (not SPLIT) | (count == 1):  # noqa: SIM102 (the first may be a constant)
         if (from_slot >= 0) & (from_slot < pool_slots):
             S = tl.load(pool + from_slot * pool_stride + at, mask=mk[None, :], other=0.0).to(
                 tl.float32
             )
-    elif SPLIT:
+    if OVERLAP:
+        gdc_wait()
+    if (slot < 0) | (slot >= pool_slots):
+        return
+    if SPLIT and count > 1:
         size: tl.constexpr = V * BK
         tile = ov[:, None] * BK + ok[None, :]
         g0 = g - place
         if place == 0:
-            S = tl.load(moved + (g0.to(tl.int64) * HV + hv) * size + tile)
+            S = tl.load(added + ((g0 + count - 1).to(tl.int64) * HV + hv) * size + tile)
         else:
             oi = tl.arange(0, MOST_SEGMENTS)
             alive = tl.load(live + (g0 + oi) * HV + hv, mask=oi < place, other=1)
             start = tl.max(tl.where(alive == 0, oi, 0))
             S = tl.load(added + ((g0 + start).to(tl.int64) * HV + hv) * size + tile)
             square = ok[:, None] * BK + ok[None, :]
-            for i in tl.range(start + 1, place, num_stages=1):
+            for i in tl.range(start + 1, place, num_stages=2):
                 base = ((g0 + i).to(tl.int64) * HV + hv) * size
-                M = tl.load(moved + base + square)
-                S = tl.dot(S, M, input_precision="tf32") + tl.load(added + base + tile)
+                M = tl.load(moved + base + square).to(INVERSE_DTYPE)
+                most = tl.maximum(tl.max(tl.abs(S), 1), 1e-30)[:, None]
+                part = (S * (1.0 / most)).to(INVERSE_DTYPE)
+                S = tl.dot(part, M) * most + tl.load(added + base + tile)
     for r in range(run, end_run):
         t0 = tl.load(runs + r * RUN)
         full = tl.load(runs + r * RUN + 1)
@@ -420,9 +437,9 @@ def _scan(
         export = tl.load(runs + r * RUN + 4).to(tl.int64)
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride, pool_slots,
-            stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K, V, BK, BV, C,
-            PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            pool_slots, stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K,
+            V, BK, BV, C, PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
         )  # fmt: skip
         if (export >= 0) & (export < pool_slots):
             tl.store(

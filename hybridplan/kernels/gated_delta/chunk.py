@@ -10,7 +10,7 @@ from hybridplan.kernels.common import delta_launch
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
-from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
+from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, has_tma, next_power_of_2
 from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.gated_delta.prepare import prepare
@@ -60,7 +60,7 @@ def chunk_prefill(
     the kernels faster and an eager launch slower where inputs lie at new addresses. ``variant``
     chooses among builds that give the same results.
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
-    twice, or written while another sequence starts from it.
+    twice, or written while another sequence starts from it, and for a scale that is not positive.
     """
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
@@ -77,28 +77,31 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     numbers = scratch.piece((3 * rows + count * z.HV,), torch.float32)
     strides = (c.q.stride(0), c.k.stride(0))
     tiles = (delta_launch.row_tiles(c.q), delta_launch.row_tiles(c.k), None) if c.tma else None
+    options = {"num_warps": 4, "num_stages": 1}
+    if c.q.device.type == "cuda" and has_tma(c.q.device):
+        options["maxnreg"] = MOST_REGISTERS[z.H == z.HV]
     first = Launch(
         _launch,
         (count, z.H, 1),
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
-        tiles[:2] if tiles else (None, None),
+        (),
         (rows, *strides, c.scale),
-        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm, True,
-         c.tma),
-        PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
+        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
+         delta_launch.can_overlap(c.q.device)),
+        options,
     )  # fmt: skip
-    stages = 3 if c.b.plan.segment_count == 1 else 2
     scan = delta_launch.scan(
         z, c.b, scratch, c.q, c.k, c.k, strides, c.v, tiles, A, P, numbers, c.out, c.pool, False,
-        stages, 4,
+        STAGES,
     )  # fmt: skip
     return [first, *scan] if count else scan
 
 
-PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
-"""One value head per q/k head: with the cap three programs fit a multiprocessor."""
-PREPARE_SEVERAL = {"num_warps": 2, "num_stages": 1}
-"""Several: a cap spills; two warps wait less for one another."""
+STAGES = delta_launch.Stages(alone=3, shared=2, wide=3)
+
+MOST_REGISTERS = {True: 128, False: 168}
+"""A thread's in prepare, for one value head per q/k head and for several: with these four and
+three programs fit a Hopper multiprocessor, without spills in the second case."""
 
 _launch = Launcher(prepare)
 _RECIPES = Recipes()

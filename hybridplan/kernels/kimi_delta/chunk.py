@@ -70,11 +70,11 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     made = []
     chosen = RUNS.get(c.variant.prepare) if c.gate is not Gate.NONE and BK >= 64 else None
     for again in (False,) if c.gate is Gate.NONE else (False, True):
-        how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again, True)
+        how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again)
         registers: int | None = 168
         if chosen is not None and not again:
             channels, runs, wide, registers = chosen
-            how = (min(channels, BK), runs, wide, True)
+            how = (min(channels, BK), runs, wide)
         made.append(
             Launch(
                 _launch if chosen is None or again else _launch_runs,
@@ -93,7 +93,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         tiles = (tile(q_in), tile(k_in), tile(k_out))
     scan = delta_launch.scan(
         z, c.b, scratch, q_in, k_in, k_out, (BK, BK), c.v, tiles, A, P, decay, c.out, c.pool, True,
-        3, 4,
+        STAGES,
     )  # fmt: skip
     return [*made, *scan] if count else scan
 
@@ -109,6 +109,8 @@ RUNS: dict[str, tuple[int, int, int, int | None]] = {
     "runs128free": (128, 2, 2, None),
 }
 """Channels at a time, runs of tokens, neighbouring channels of a thread, cap on registers."""
+
+STAGES = delta_launch.Stages(alone=3, shared=3)
 
 _launch = Launcher(prepare)
 _launch_runs = Launcher(prepare_runs)

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from hybridplan.kernels.common.gates import log_decay, power_of_2, sigmoid
 from hybridplan.kernels.common.launch import DOT_DTYPE
-from hybridplan.kernels.common.triangular import INVERSE_DTYPE, unit_lower_inverse
+from hybridplan.kernels.common.triangular import keep_lower, update_matrix
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_LOG2 = tl.constexpr(116.0)
@@ -78,7 +78,6 @@ def prepare(
     L2NORM: tl.constexpr,
     KB: tl.constexpr,
     STEEP: tl.constexpr,
-    BATCHED: tl.constexpr,
 ):
     """Tiles A, P [chunk, HV, C, C], q_in, k_in, k_out [chunk, HV, C, BK], log2 decay of chunks.
 
@@ -177,8 +176,5 @@ def prepare(
     if BETA_LOGIT:
         beta = tl.where(m, sigmoid(beta), 0.0)
     tile = (row + oc[:, None]) * C + oc[None, :]
-    low = oc[:, None] >= oc[None, :]
-    tl.store(P + tile, tl.where(low, QK, 0.0).to(P.dtype.element_ty))
-    L = tl.where(oc[:, None] > oc[None, :], KK * beta[:, None], 0.0).to(INVERSE_DTYPE)
-    T = unit_lower_inverse(L, BATCHED)
-    tl.store(A + tile, (T * beta[None, :]).to(A.dtype.element_ty))
+    tl.store(P + tile, keep_lower(QK.to(P.dtype.element_ty)))
+    tl.store(A + tile, update_matrix(KK, beta, C).to(A.dtype.element_ty))

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from hybridplan.kernels.common.gates import log_decay, power_of_2, sigmoid
 from hybridplan.kernels.common.launch import DOT_DTYPE
-from hybridplan.kernels.common.triangular import INVERSE_DTYPE, unit_lower_inverse
+from hybridplan.kernels.common.triangular import keep_lower, update_matrix
 from hybridplan.kernels.kimi_delta.prepare import LOG2_E, MOST_LOG2
 
 LOG_LOG2_E = tl.constexpr(0.36651292058166435)
@@ -65,7 +65,6 @@ def prepare_runs(
     KB: tl.constexpr,
     RUNS: tl.constexpr,
     WIDE: tl.constexpr,
-    BATCHED: tl.constexpr,
 ):
     """As :func:`prepare.prepare` without STEEP; the chunks it marks are to be done again there."""
     RUN: tl.constexpr = C // RUNS
@@ -152,8 +151,5 @@ def prepare_runs(
     if BETA_LOGIT:
         beta = tl.where(m, sigmoid(beta), 0.0)
     tile = (row + oc[:, None]) * C + oc[None, :]
-    low = oc[:, None] >= oc[None, :]
-    tl.store(P + tile, tl.where(low, QK, 0.0).to(P.dtype.element_ty))
-    L = tl.where(oc[:, None] > oc[None, :], KK * beta[:, None], 0.0).to(INVERSE_DTYPE)
-    T = unit_lower_inverse(L, BATCHED)
-    tl.store(A + tile, (T * beta[None, :]).to(A.dtype.element_ty))
+    tl.store(P + tile, keep_lower(QK.to(P.dtype.element_ty)))
+    tl.store(A + tile, update_matrix(KK, beta, C).to(A.dtype.element_ty))
