@@ -19,9 +19,8 @@ class Variant:
     """
 
     export: Literal["run", "loop"] = "run"
-    prepare: Literal["tokens", "runs32", "runs64", "runs64free", "runs128", "runs128free"] = (
-        "tokens"
-    )
+    prepare: Literal["tokens", "runs32", "runs64", "runs64free", "runs128", "runs128free",
+                     "halves", "halves168", "halves128"] = "tokens"
 
 
 DEFAULT = Variant()

@@ -14,8 +14,10 @@ from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
 from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.common.variants import DEFAULT, Variant
+from hybridplan.kernels.kimi_delta.halves import prepare_halves
 from hybridplan.kernels.kimi_delta.prepare import prepare
 from hybridplan.kernels.kimi_delta.prepare_runs import prepare_runs
+from hybridplan.kernels.kimi_delta.steep import prepare_steep
 
 
 def chunk_prefill(
@@ -68,10 +70,28 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     decay = scratch.piece((count * z.HV * BK,), torch.float32)
     steep = scratch.piece((count * z.HV,), torch.int32)
     made = []
+    if c.variant.prepare.startswith("halves"):
+        warps, registers = HALVES[c.variant.prepare]
+        inputs = (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias)
+        outputs = (A, P, q_in, k_in, k_out, decay, steep, c.b.plan.chunks)
+        strides = (c.q.stride(0), c.k.stride(0))
+        sizes = (z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, *strides)
+        made.append(
+            Launch(_launch_halves, (count, z.HV, 1), (*inputs, *outputs), (),
+                   (c.scale, c.lower_bound), (*sizes, min(BK, 128), True),
+                   {"num_warps": warps, "num_stages": 1, "maxnreg": registers})
+        )
+        if c.gate is not Gate.NONE:
+            pairs = count * z.HV
+            made.append(
+                Launch(_launch_steep, (max(1, min(pairs, 256)), 1, 1), (*inputs, *outputs), (),
+                       (c.scale, c.lower_bound, pairs), (*sizes, min(BK, 32), True),
+                       {"num_warps": 4, "num_stages": 1})
+            )
     chosen = RUNS.get(c.variant.prepare) if c.gate is not Gate.NONE and BK >= 64 else None
-    for again in (False,) if c.gate is Gate.NONE else (False, True):
+    for again in () if made else (False,) if c.gate is Gate.NONE else (False, True):
         how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again, True)
-        registers: int | None = 168
+        registers = 168
         if chosen is not None and not again:
             channels, runs, wide, registers = chosen
             how = (min(channels, BK), runs, wide, True)
@@ -110,6 +130,10 @@ RUNS: dict[str, tuple[int, int, int, int | None]] = {
 }
 """Channels at a time, runs of tokens, neighbouring channels of a thread, cap on registers."""
 
+HALVES = {"halves": (4, None), "halves168": (4, 168), "halves128": (4, 128)}
+
+_launch_halves = Launcher(prepare_halves)
+_launch_steep = Launcher(prepare_steep)
 _launch = Launcher(prepare)
 _launch_runs = Launcher(prepare_runs)
 _RECIPES = Recipes()

@@ -10,7 +10,7 @@ import torch
 
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.variants import Variant
-from hybridplan.kernels.kimi_delta.chunk import RUNS, chunk_prefill
+from hybridplan.kernels.kimi_delta.chunk import HALVES, RUNS, chunk_prefill
 from hybridplan.kernels.kimi_delta.reference import recurrent_reference
 
 # Entries above the diagonal, and chunks done again, may overflow (kimi_delta.prepare).
@@ -31,10 +31,10 @@ def run(c, build, slots, **more):
 
 
 def test_every_build_has_a_name():
-    assert set(BUILDS) == {"tokens", *RUNS}
+    assert set(BUILDS) == {"tokens", *RUNS, *HALVES}
 
 
-@pytest.mark.parametrize("build", ["runs32", "runs64", "runs128"])
+@pytest.mark.parametrize("build", ["runs128", "halves"])
 @pytest.mark.parametrize("K", [128, 96])
 def test_released_gate(delta_case, slot_ids, relative_error, build, K):
     c = delta_case([129, 1, 70], HV=1, K=K, V=16, per_channel=True)
@@ -55,7 +55,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("build", ["runs32", "runs64", "runs128"])
+@pytest.mark.parametrize("build", ["runs128", "halves"])
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
 def test_other_gates_as_the_default_build(delta_case, slot_ids, relative_error, build, gate):
     c = delta_case([130], H=1, HV=2, K=128, V=16, per_channel=True, seed=3)
