@@ -20,9 +20,10 @@ import triton
 import triton.language as tl
 
 from hybridplan.kernels.common.gates import fast_log2_decay, power_of_2, power_of_2_minus, reciprocal
-from hybridplan.kernels.common.launch import DOT_DTYPE
+from hybridplan.kernels.common.launch import DOT_DTYPE, INTERPRETED
 from hybridplan.kernels.common.triangular import INVERSE_DTYPE, unit_lower_inverse
 
+_INTERPRETED = tl.constexpr(INTERPRETED)
 MOST_LOG2 = tl.constexpr(116.0)
 """Largest exponent used, in powers of two."""
 
@@ -33,7 +34,20 @@ def _load(at, mask, MASKED: tl.constexpr):
         x = tl.load(at, mask=mask, other=0.0)
     else:
         x = tl.load(at)
-    return x
+    return _float(x)
+
+
+@triton.jit
+def _float(x):
+    """As fp32: of bf16 two at a time, where the compiler takes three instructions."""
+    if x.dtype == tl.bfloat16 and not _INTERPRETED:
+        y = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x],
+            dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        y = x.to(tl.float32)
+    return y
 
 
 @triton.jit
@@ -44,7 +58,7 @@ def _inverse_norms(rows, t, m, stride: tl.constexpr, K: tl.constexpr, BK: tl.con
     part = tl.arange(0, BK // WIDTH)[None, :, None] * WIDTH
     c = part + tl.arange(0, WIDTH)[None, None, :]
     mask = m[:, None, None] & (c < K)
-    x = _load(rows + (t[:, None, None] * stride + c), mask, MASKED or BK != K).to(tl.float32)
+    x = _load(rows + (t[:, None, None] * stride + c), mask, MASKED or BK != K)
     return tl.rsqrt(tl.sum(tl.sum(x * x, 2), 1) + 1e-6)
 
 
@@ -104,7 +118,7 @@ def _square(first, across, second):
 
 @triton.jit
 def _beta(at, m, BETA_LOGIT: tl.constexpr, MASKED: tl.constexpr):
-    beta = _load(at, m, MASKED).to(tl.float32)
+    beta = _load(at, m, MASKED)
     if BETA_LOGIT:
         beta = reciprocal(1.0 + power_of_2(-1.4426950408889634 * beta))
         if MASKED:
@@ -156,10 +170,6 @@ def _chunk(
         rk1 = _inverse_norms(k + 32 * K_STRIDE, t, m1, K_STRIDE, K, BK, MASKED)
         rq0 = _inverse_norms(q, t, m0, Q_STRIDE, K, BK, MASKED) * scale
         rq1 = _inverse_norms(q + 32 * Q_STRIDE, t, m1, Q_STRIDE, K, BK, MASKED) * scale
-    rk0 = _per_token(rk0)
-    rk1 = _per_token(rk1)
-    rq0 = _per_token(rq0)
-    rq1 = _per_token(rq1)
     runs = tl.arange(0, 2)
     run = (runs * 16).to(tl.int64)[None, :, None, None]
     at = tl.arange(0, 16)[None, None, :, None]
@@ -185,8 +195,8 @@ def _chunk(
             g1 = g0
         else:
             x_at = (x + (run * (HV * K) + oj4)) + token * (HV * K)
-            g0 = _load(x_at, mask0, not ALL).to(tl.float32)
-            g1 = _load(x_at + 32 * HV * K, mask1, not ALL).to(tl.float32)
+            g0 = _load(x_at, mask0, not ALL)
+            g1 = _load(x_at + 32 * HV * K, mask1, not ALL)
             bias = tl.zeros([KB // 2, 2], tl.float32)
             if GATE > 1:
                 bias = tl.load(dt_bias + oj, mask=mj, other=0.0)
@@ -207,35 +217,35 @@ def _chunk(
         lowest = tl.minimum(lowest, tl.minimum(total0, total1))
         tl.store(decay + oj, half0 + half1)
 
-        kf = _load(k_at, mask0, not ALL).to(tl.float32) * rk0
-        qf = _load(q_at, mask0, not ALL).to(tl.float32) * rq0
+        kf = _load(k_at, mask0, not ALL) * _per_token(rk0)
         r = power_of_2(G0)
         kr = kf * r
-        qr = qf * r
         ks = kf * power_of_2_minus(G0)
         into = _per_channel(power_of_2(e0))
         tl.store((k_in + wide) + token * BK, (kr * into).to(k_in.dtype.element_ty))
-        tl.store((q_in + wide) + token * BK, (qr * into).to(q_in.dtype.element_ty))
         far = ks * _per_channel(power_of_2(half0 - e0))
         rest = far * _per_channel(power_of_2(half1))
         tl.store((k_out + wide) + token * BK, rest.to(k_out.dtype.element_ty))
+        right = tl.trans(_rows(ks, KB))
         far = tl.trans(_rows(far, KB))
-        first = tl.dot(_rows_of_both(qr, kr, KB), tl.trans(_rows(ks, KB)), first)
+        qr = _load(q_at, mask0, not ALL) * _per_token(rq0) * r
+        tl.store((q_in + wide) + token * BK, (qr * into).to(q_in.dtype.element_ty))
+        first = tl.dot(_rows_of_both(qr, kr, KB), right, first)
 
-        kf = _load(k_at + 32 * K_STRIDE, mask1, not ALL).to(tl.float32) * rk1
-        qf = _load(q_at + 32 * Q_STRIDE, mask1, not ALL).to(tl.float32) * rq1
+        kf = _load(k_at + 32 * K_STRIDE, mask1, not ALL) * _per_token(rk1)
         r = power_of_2(G1)
         kr = kf * r
-        qr = qf * r
         ks = kf * power_of_2_minus(G1)
         rest = ks * _per_channel(power_of_2(half1 - e1))
         tl.store((k_out + 32 * BK + wide) + token * BK, rest.to(k_out.dtype.element_ty))
-        second = tl.dot(_rows_of_both(qr, kr, KB), tl.trans(_rows(ks, KB)), second)
+        right = tl.trans(_rows(ks, KB))
+        qr = _load(q_at + 32 * Q_STRIDE, mask1, not ALL) * _per_token(rq1) * r
+        second = tl.dot(_rows_of_both(qr, kr, KB), right, second)
         near = _per_channel(power_of_2(e1))
         into = _per_channel(power_of_2(half0))
         kr = kr * near
-        qr = qr * near
         tl.store((k_in + 32 * BK + wide) + token * BK, (kr * into).to(k_in.dtype.element_ty))
+        qr = qr * near
         tl.store((q_in + 32 * BK + wide) + token * BK, (qr * into).to(q_in.dtype.element_ty))
         across = tl.dot(_rows_of_both(qr, kr, KB), far, across)
     is_steep = tl.min(tl.min(tl.min(lowest, 2), 1)) < -MOST_LOG2
