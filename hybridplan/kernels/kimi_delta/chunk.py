@@ -14,9 +14,7 @@ from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
 from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.common.variants import DEFAULT, Variant
-from hybridplan.kernels.kimi_delta.halves import prepare_halves
 from hybridplan.kernels.kimi_delta.prepare import prepare
-from hybridplan.kernels.kimi_delta.prepare_runs import prepare_runs
 from hybridplan.kernels.kimi_delta.steep import prepare_steep
 
 
@@ -69,44 +67,22 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     q_in, k_in, k_out = (scratch.piece((rows, BK), a_dtype) for _ in "qkk")
     decay = scratch.piece((count * z.HV * BK,), torch.float32)
     steep = scratch.piece((count * z.HV,), torch.int32)
-    made = []
-    if c.variant.prepare.startswith("halves"):
-        warps, registers = HALVES[c.variant.prepare]
-        inputs = (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias)
-        outputs = (A, P, q_in, k_in, k_out, decay, steep, c.b.plan.chunks)
-        strides = (c.q.stride(0), c.k.stride(0))
-        sizes = (z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, *strides)
-        made.append(
-            Launch(_launch_halves, (count, z.HV, 1), (*inputs, *outputs), (),
-                   (c.scale, c.lower_bound), (*sizes, min(BK, 128), True),
-                   {"num_warps": warps, "num_stages": 1, "maxnreg": registers})
-        )
-        if c.gate is not Gate.NONE:
-            pairs = count * z.HV
-            made.append(
-                Launch(_launch_steep, (max(1, min(pairs, 256)), 1, 1), (*inputs, *outputs), (),
-                       (c.scale, c.lower_bound, pairs), (*sizes, min(BK, 32), True),
-                       {"num_warps": 4, "num_stages": 1})
-            )
-    chosen = RUNS.get(c.variant.prepare) if c.gate is not Gate.NONE and BK >= 64 else None
-    for again in () if made else (False,) if c.gate is Gate.NONE else (False, True):
-        how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again, True)
-        registers = 168
-        if chosen is not None and not again:
-            channels, runs, wide, registers = chosen
-            how = (min(channels, BK), runs, wide, True)
-        made.append(
-            Launch(
-                _launch if chosen is None or again else _launch_runs,
-                (count, z.HV, 1),
-                (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out,
-                 decay, steep, c.b.plan.chunks),
-                (),
-                (c.q.stride(0), c.k.stride(0), c.scale, c.lower_bound),
-                (z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, *how),
-                {"num_warps": 4, "num_stages": 1, "maxnreg": None if again else registers},
-            )
-        )  # fmt: skip
+    tensors = (
+        c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out, decay, steep,
+        c.b.plan.chunks,
+    )  # fmt: skip
+    numbers = (c.scale, c.lower_bound)
+    sizes = (
+        z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, c.q.stride(0),
+        c.k.stride(0), min(BK, PREPARE_CHANNELS),
+    )  # fmt: skip
+    pairs = count * z.HV
+    how = {"num_warps": 4, "num_stages": 1, "maxnreg": PREPARE_REGISTERS}
+    made = [Launch(_launch, (count, z.HV, 1), tensors, (), numbers, sizes, how)]
+    if c.gate is not Gate.NONE:
+        programs = (min(pairs, STEEP_PROGRAMS), 1, 1)
+        how = {"num_warps": 8, "num_stages": 1}
+        made.append(Launch(_launch_steep, programs, tensors, (), (*numbers, pairs), sizes, how))
     tiles = None
     if c.tma:
         tile = delta_launch.tile_map
@@ -118,22 +94,15 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     return [*made, *scan] if count else scan
 
 
-PREPARE_CHANNELS = 32
-"""Channels at a time: more need registers that cost concurrent programs."""
+PREPARE_CHANNELS = 128
+"""Channels at a time."""
 
-RUNS: dict[str, tuple[int, int, int, int | None]] = {
-    "runs32": (32, 4, 1, 168),
-    "runs64": (64, 4, 2, 168),
-    "runs64free": (64, 4, 2, None),
-    "runs128": (128, 2, 2, 168),
-    "runs128free": (128, 2, 2, None),
-}
-"""Channels at a time, runs of tokens, neighbouring channels of a thread, cap on registers."""
+PREPARE_REGISTERS = 168
+"""Cap on a thread's registers: three programs a multiprocessor."""
 
-HALVES = {"halves": (4, None), "halves168": (4, 168), "halves128": (4, 128)}
+STEEP_PROGRAMS = 251
+"""No multiple of a number of heads: steep chunks are often those of one head."""
 
-_launch_halves = Launcher(prepare_halves)
-_launch_steep = Launcher(prepare_steep)
 _launch = Launcher(prepare)
-_launch_runs = Launcher(prepare_runs)
+_launch_steep = Launcher(prepare_steep)
 _RECIPES = Recipes()
