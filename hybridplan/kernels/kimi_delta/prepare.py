@@ -35,11 +35,7 @@ MOST_LOG2 = tl.constexpr(116.0)
 
 @triton.jit
 def _load(at, mask, MASKED: tl.constexpr):
-    if MASKED:
-        x = tl.load(at, mask=mask, other=0.0)
-    else:
-        x = tl.load(at)
-    return _float(x)
+    return _float(tl.load(at, mask=mask, other=0.0) if MASKED else tl.load(at))
 
 
 @triton.jit
@@ -56,8 +52,9 @@ def _float(x):
 
 
 @triton.jit
-def _inverse_norms(rows, t, m, stride: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-                   MASKED: tl.constexpr):
+def _inverse_norms(
+    rows, t, m, stride: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr
+):
     """Of 32 rows; four threads share a row, so that few sums go through others."""
     WIDTH: tl.constexpr = 32 if BK >= 32 else BK
     part = tl.arange(0, BK // WIDTH)[None, :, None] * WIDTH

@@ -25,9 +25,7 @@ def run(c, slots, **more):
 
 
 def reference(c, log_decay):
-    return recurrent_reference(
-        c.q, c.k, c.v, log_decay, c.b.double().sigmoid(), c.lengths, c.state
-    )
+    return recurrent_reference(c.q, c.k, c.v, log_decay, c.b.double().sigmoid(), c.lengths, c.state)
 
 
 @pytest.mark.parametrize("K", [128, 96, 64, 32, 256])
