@@ -48,8 +48,10 @@ class Batch(NamedTuple):
 
 
 @functools.cache
-def state_rows(V: int, K: int) -> int:
+def state_rows(V: int, K: int, wide: bool = False) -> int:
     """State rows [BV, K] that one scan program keeps in registers."""
+    if wide and V % WIDE_ROWS == 0 and K <= 128:
+        return WIDE_ROWS
     most = 64 if K <= 128 else 32
     return next(r for r in (most, 48, 32, 16) if V % r == 0 and r == next_power_of_2(r))
 
@@ -80,6 +82,8 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
+    if not p.inner_count and device.type == "cuda":
+        rows = state_rows(z.V, z.K, len(lengths) * z.HV >= WIDE_FROM)
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
@@ -186,7 +190,6 @@ def scan(
     pool: torch.Tensor,
     per_channel: bool,
     stages: int,
-    num_warps: int,
 ) -> list[Launch]:
     """The launch of the scan, after that of the local pass if the batch is split into segments.
 
@@ -198,12 +201,15 @@ def scan(
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
     device = v.device
     stages = pipeline_stages(stages, v.element_size(), device)
+    num_warps = 8 if BV == WIDE_ROWS else 4
+    overlap = can_overlap(device)
     BK = next_power_of_2(z.K)
     tma = tiles is not None
-    maps: tuple[TileMap | None, ...] = (None,) * 6
+    maps: tuple[TileMap | None, ...] = (None,) * 7
     if tiles is not None:
         v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
-        maps = (*tiles, v_tiles, tile_map(A), tile_map(P))
+        o_tiles = (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV))
+        maps = (*tiles, v_tiles, tile_map(A), tile_map(P), o_tiles)
     row_count = 0 if per_channel else A.shape[0]
     sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)
     sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)
@@ -222,8 +228,8 @@ def scan(
             maps,
             sizes_of,
             (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
-             pipeline_stages(LOCAL_STAGES, v.element_size(), device)),
-            {"num_warps": num_warps},
+             pipeline_stages(LOCAL_STAGES, v.element_size(), device), overlap),
+            {"num_warps": num_warps, **OVERLAPS[overlap]},
         )  # fmt: skip
     whole = Launch(
         _launch_scan,
@@ -233,12 +239,21 @@ def scan(
         maps,
         sizes_of,
         (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma,
-         stages),
-        {"num_warps": num_warps},
+         stages, overlap),
+        {"num_warps": num_warps, **OVERLAPS[overlap]},
     )  # fmt: skip
     return [local, whole] if b.split else [whole]
 
 
+def can_overlap(device: torch.device) -> bool:
+    """Whether a kernel may start before the one ahead of it is done, and wait for it inside."""
+    return PDL and device.type == "cuda" and has_tma(device)
+
+
+PDL = True
+OVERLAPS: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
+WIDE_ROWS = 128
+WIDE_FROM = 100
 LOCAL_STAGES = 3
 """Pipeline depth of the local pass: without q and P two programs still fit one multiprocessor."""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hybridplan.kernels.common.launch import DOT_DTYPE
 from hybridplan.kernels.common.stores import store_pairs
@@ -50,6 +51,7 @@ def _walk(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     q_stride,
     k_stride,
     v_stride,
@@ -119,8 +121,8 @@ def _walk(
             e = tl.exp2(tl.load(decay + chunk * BK + ok))[None, :]
         else:
             e = tl.exp2(tl.load(decay + chunk))
-            ck = tl.load(k_in + rows + oc)
-            cn = tl.load(k_out + rows + oc)
+            ck = tl.load(k_in + 3 * rows + oc)
+            cn = tl.load(k_out + 3 * rows + oc)
         if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
             if c0 + it == stop:
                 slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
@@ -155,10 +157,13 @@ def _walk(
                 bP = P_tiles.load([rows, 0]).to(DOT_DTYPE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
-                Ot = Ot * tl.load(q_in + rows + oc)[None, :]
+                Ot = Ot * tl.load(q_in + 3 * rows + oc)[None, :]
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
-            po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
-            tl.store(po, Ot.to(o.dtype.element_ty))
+            if TMA:
+                o_tiles.store([t, hv * V + iv * BV], tl.trans(Ot.to(o.dtype.element_ty)))
+            else:
+                po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
+                tl.store(po, Ot.to(o.dtype.element_ty))
         if not PER_CHANNEL:
             S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
         elif TMA:
@@ -188,14 +193,14 @@ def _walk(
             Sb = S.to(TILE)
             U = tl.dot(Sb, tl.trans(bk))
             if not PER_CHANNEL:
-                U = U * tl.load(k_in + rl)[None, :]
+                U = U * tl.load(k_in + 3 * chunk * C + oc)[None, :]
             W = tl.load(v + pv, mask=m[None, :], other=0.0).to(tl.float32) - U
             bA = tl.load(A + pa).to(INVERSE_DTYPE)
             Vd = tl.dot(W.to(INVERSE_DTYPE), tl.trans(bA))
             bq = tl.load(q + pq, mask=mm, other=0.0).to(TILE)
             Ot = tl.dot(Sb, tl.trans(bq))
             if not PER_CHANNEL:
-                Ot = Ot * tl.load(q_in + rl)[None, :]
+                Ot = Ot * tl.load(q_in + 3 * chunk * C + oc)[None, :]
             bP = tl.load(P + pa).to(DOT_DTYPE)
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
             po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
@@ -204,7 +209,7 @@ def _walk(
                 bkn = tl.load(kn + pk).to(TILE)
                 S = tl.dot(Vd.to(TILE), bkn, S * e)
             else:
-                cn = tl.load(k_out + rl)
+                cn = tl.load(k_out + 3 * chunk * C + oc)
                 S = tl.dot((Vd * cn[None, :]).to(TILE), bk, S * e)
     return S
 
@@ -233,6 +238,7 @@ def _local(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     row_count,
     q_stride,
     k_stride,
@@ -250,6 +256,7 @@ def _local(
     MOST_CHUNKS: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Segments that another follows: the state each adds, and the matrix it moves states by.
 
@@ -257,8 +264,8 @@ def _local(
     a copy of the initial state, since the pool's slot may be overwritten by the last segment.
     """
     k_in = numbers
-    q_in = numbers + row_count
-    k_out = numbers + 2 * row_count
+    q_in = numbers + C
+    k_out = numbers + 2 * C
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
@@ -280,6 +287,9 @@ def _local(
             S = tl.load(pool + slot * pool_stride + at).to(tl.float32)
     elif is_matrix == 1:
         S = (ov[:, None] == ok[None, :]).to(tl.float32)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     t0 = tl.load(runs + first_run * RUN)
     c0 = tl.load(runs + first_run * RUN + 3)
     last_run = tl.load(segments + g * 5 + 1) - 1
@@ -307,7 +317,7 @@ def _local(
     if is_matrix == 1:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
             pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
             K, V, BK, BV, C, PER_CHANNEL, False, False, False, False, TMA, STAGES,
         )  # fmt: skip
@@ -315,7 +325,7 @@ def _local(
     else:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
             pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
             K, V, BK, BV, C, PER_CHANNEL, True, False, False, False, TMA, STAGES,
         )  # fmt: skip
@@ -347,6 +357,7 @@ def _scan(
     v_tiles,
     A_tiles,
     P_tiles,
+    o_tiles,
     row_count,
     q_stride,
     k_stride,
@@ -366,11 +377,12 @@ def _scan(
     EXPORT: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Outputs, exported states and final states of every segment."""
     k_in = numbers
-    q_in = numbers + row_count
-    k_out = numbers + 2 * row_count
+    q_in = numbers + C
+    k_out = numbers + 2 * C
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
@@ -383,8 +395,6 @@ def _scan(
     place = tl.load(segments + g * 5 + 3)
     count = tl.load(segments + g * 5 + 4)
     slot = tl.load(slots + n).to(tl.int64)
-    if (slot < 0) | (slot >= pool_slots):
-        return
     from_slot = tl.load(read_slots + n).to(tl.int64)
     ok = tl.arange(0, BK)
     ov = iv * BV + tl.arange(0, BV)
@@ -396,7 +406,11 @@ def _scan(
             S = tl.load(pool + from_slot * pool_stride + at, mask=mk[None, :], other=0.0).to(
                 tl.float32
             )
-    elif SPLIT:
+    if OVERLAP:
+        gdc_wait()
+    if (slot < 0) | (slot >= pool_slots):
+        return
+    if SPLIT and count > 1:
         size: tl.constexpr = V * BK
         tile = ov[:, None] * BK + ok[None, :]
         g0 = g - place
@@ -420,7 +434,7 @@ def _scan(
         export = tl.load(runs + r * RUN + 4).to(tl.int64)
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, q_stride, k_stride, v_stride, pool, pool_stride, pool_slots,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride, pool_slots,
             stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K, V, BK, BV, C,
             PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
         )  # fmt: skip

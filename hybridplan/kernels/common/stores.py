@@ -64,3 +64,25 @@ def store_pairs(pointers, x):
             is_pure=False,
             pack=2,
         )
+
+
+@triton.jit
+def store_in_place(pointers, x):
+    """Store fp32 x to ``pointers`` from where it is; threads that hold the same store the same.
+
+    For a few numbers: tl.store would bring them to one thread each through shared memory first.
+    """
+    if _INTERPRETED:
+        tl.store(pointers, x)
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            st.global.f32 [$1], $2;
+            mov.b32 $0, 0;
+            }""",
+            "=r,l,f",
+            [pointers.to(tl.int64), x],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

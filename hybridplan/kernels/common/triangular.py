@@ -95,31 +95,32 @@ def _keep_beside(x, mask, y):
 
 
 @triton.jit
-def _merge(x, y):
-    """x + y where one of the two is 0."""
+def _add(x, y):
+    """x + y of fp16 numbers, two an instruction."""
     if _INTERPRETED:
         z = x + y
     else:
         z = tl.inline_asm_elementwise(
-            "or.b32 $0, $1, $2;", "=r,r,r", [x, y], dtype=x.dtype, is_pure=True, pack=2
+            "add.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=x.dtype, is_pure=True, pack=2
         )
     return z
 
 
 @triton.jit
-def _add_one(x, same):
-    """I + x for x [64, 64] of 16-bit numbers whose diagonal is 0."""
+def _add_one(x):
+    """I + x for x [64, 64] of fp16 numbers."""
+    o4 = tl.arange(0, 4)
     oe = tl.arange(0, 16)
-    eye = oe[None, :, None, None] == oe[None, None, None, :]
-    one = tl.where(eye, 1.0, 0.0).to(x.dtype)
+    same = tl.where(o4[:, None, None, None] == o4[None, None, :, None], 1.0, 0.0).to(x.dtype)
+    eye = tl.where(oe[None, :, None, None] == oe[None, None, None, :], 1.0, 0.0).to(x.dtype)
     x4 = tl.reshape(x, [4, 16, 4, 16])
     if _INTERPRETED:
-        y = tl.where((same != 0) & eye, 1.0, x4)
+        y = same * eye + x4
     else:
         y = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, $2, $3, 0xF8;",
+            "fma.rn.f16x2 $0, $1, $2, $3;",
             "=r,r,r,r",
-            [x4, one, same],
+            [same, eye, x4],
             dtype=x.dtype,
             is_pure=True,
             pack=2,
@@ -160,15 +161,15 @@ def _small_inverse(D, beta, inside):
     Dt = tl.permute(D, (0, 2, 1))
     L = _keep_negative(D, bits(quad))
     Lt = _keep_negative(Dt, bits(quad))
-    S = _merge(_times(L, Lt).to(INVERSE_DTYPE), one)
-    St = _merge(_times(Lt, L).to(INVERSE_DTYPE), one)
-    L = _merge(L, one)
+    S = _add(_times(L, Lt).to(INVERSE_DTYPE), one)
+    St = _add(_times(Lt, L).to(INVERSE_DTYPE), one)
+    L = _add(L, one)
     T = _times(L, St).to(INVERSE_DTYPE)
     Tt = _times(St, L).to(INVERSE_DTYPE)
     N = _keep_negative(D, bits(r // 4 != c // 4))
     R = _times(N, Tt).to(INVERSE_DTYPE)
     Rt = _times(Tt, N).to(INVERSE_DTYPE)
-    T = _times(T, _merge(Rt, one)).to(INVERSE_DTYPE)
+    T = _times(T, _add(Rt, one)).to(INVERSE_DTYPE)
     beta = beta[:, :, None]
     Rt = _times(Rt, R) * beta + tl.where(r == c, beta, 0.0)
     return _times(T, Rt.to(INVERSE_DTYPE)).to(INVERSE_DTYPE)
@@ -191,6 +192,6 @@ def update_matrix(G, beta, tokens):
     T = tl.reshape(_keep_beside(T[:, :, None, :], same, G), [64, 64])
     G = tl.reshape(_keep_negative(G, bits(below)), [64, 64])
     R = tl.dot(T, G).to(INVERSE_DTYPE)
-    T = _merge(tl.dot(R, T).to(INVERSE_DTYPE), T)
-    R = _add_one(tl.dot(R, R).to(INVERSE_DTYPE), same)
+    T = _add(tl.dot(R, T).to(INVERSE_DTYPE), T)
+    R = _add_one(tl.dot(R, R).to(INVERSE_DTYPE))
     return tl.dot(R, T).to(INVERSE_DTYPE)

@@ -81,23 +81,26 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         _launch,
         (count, z.H, 1),
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
-        tiles[:2] if tiles else (None, None),
+        tiles[:2] if tiles and PREPARE_TMA else (None, None),
         (rows, *strides, c.scale),
-        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm, True,
-         c.tma),
+        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
+         c.tma and PREPARE_TMA, delta_launch.can_overlap(c.q.device)),
         PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
     )  # fmt: skip
-    stages = 3 if c.b.plan.segment_count == 1 else 2
+    wide = c.b.state_rows == delta_launch.WIDE_ROWS
+    stages = WIDE_STAGES if wide else 3 if c.b.plan.segment_count == 1 else 2
     scan = delta_launch.scan(
         z, c.b, scratch, c.q, c.k, c.k, strides, c.v, tiles, A, P, numbers, c.out, c.pool, False,
-        stages, 4,
+        stages,
     )  # fmt: skip
     return [first, *scan] if count else scan
 
 
-PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
+PREPARE_TMA = False
+WIDE_STAGES = 3
+PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 128}
 """One value head per q/k head: with the cap three programs fit a multiprocessor."""
-PREPARE_SEVERAL = {"num_warps": 2, "num_stages": 1}
+PREPARE_SEVERAL = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
 """Several: a cap spills; two warps wait less for one another."""
 
 _launch = Launcher(prepare)

@@ -89,7 +89,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         tiles = (tile(q_in), tile(k_in), tile(k_out))
     scan = delta_launch.scan(
         z, c.b, scratch, q_in, k_in, k_out, (BK, BK), c.v, tiles, A, P, decay, c.out, c.pool, True,
-        3, 4,
+        2 if c.b.state_rows == delta_launch.WIDE_ROWS else 3,
     )  # fmt: skip
     return [*made, *scan] if count else scan
 
