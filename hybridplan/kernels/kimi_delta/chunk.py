@@ -80,9 +80,13 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     how = {"num_warps": 4, "num_stages": 1, "maxnreg": PREPARE_REGISTERS}
     made = [Launch(_launch, (count, z.HV, 1), tensors, (), numbers, sizes, how)]
     if c.gate is not Gate.NONE:
-        programs = (min(pairs, STEEP_PROGRAMS), 1, 1)
         how = {"num_warps": 8, "num_stages": 1}
-        made.append(Launch(_launch_steep, programs, tensors, (), (*numbers, pairs), sizes, how))
+        # An odd number, so that one program's marks are of different heads.
+        programs = -(-pairs // STEEP_MARKS) | 1
+        made.append(
+            Launch(_launch_steep, (programs, 1, 1), tensors, (), (*numbers, pairs),
+                   (*sizes, STEEP_MARKS), how)
+        )  # fmt: skip
     tiles = None
     if c.tma:
         tile = delta_launch.tile_map
@@ -100,8 +104,8 @@ PREPARE_CHANNELS = 128
 PREPARE_REGISTERS = 168
 """Cap on a thread's registers: three programs a multiprocessor."""
 
-STEEP_PROGRAMS = 251
-"""No multiple of a number of heads: steep chunks are often those of one head."""
+STEEP_MARKS = 64
+"""Marks that one program looks through."""
 
 _launch = Launcher(prepare)
 _launch_steep = Launcher(prepare_steep)

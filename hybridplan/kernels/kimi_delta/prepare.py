@@ -1,15 +1,15 @@
 """The parallel part of chunked Kimi delta attention: one program per chunk and value head.
 
 Entry (i, j) of K K^T is sum_d k_id k_jd 2^(G_id - G_jd) with G the running log2 decay: a product of
-k 2^(G - ref) and k 2^(ref - G) for any reference. Each half of a chunk takes the token in its
-middle, the product between the halves the middle of the chunk, where no exponent is positive.
-The chunks in which 16 tokens decay by more than 2^116 are marked, and done again by
-:mod:`steep`. Two powers of two per channel and token serve, for all others differ by a factor per
-channel and half.
+k 2^(G - ref) and k 2^(ref - G) for any reference. Each half of a chunk takes half its decay, which
+serves while it decays by less than 2^232 (any gate bounded by -5); the product between the halves
+takes the middle of the chunk, where no exponent is positive. Chunks with a steeper half are marked,
+and done again by :mod:`steep`. Two powers of two per channel and token are enough: all others
+differ by a factor per channel and half, 2^(half its decay).
 
 A half is a tile [BK / 2, 2, 16, 2]: pairs of channels, then runs of 16 tokens, then the pair.
 Triton deals threads out to the last dimension and then from the first on, so that a thread is left
-all tokens of a run: their running sums go through registers, from the half's middle outwards.
+all tokens of a run, whose running sums go through registers.
 
 Exponents reach 116 only in entries above the diagonal or next to their inverse; bf16 has the range.
 """
@@ -103,9 +103,10 @@ def _per_token(x):
 
 
 @triton.jit
-def _from_the_middle(g, total):
-    """Running sums of a half less the sum of its first run."""
-    before = tl.where((tl.arange(0, 2) == 0)[None, :, None], -total, 0.0)[:, :, None, :]
+def _about_middle(g, early, half):
+    """Running sums of the 32 tokens of a half, less half of its sum; ``early``: the first run's."""
+    before = tl.where((tl.arange(0, 2) == 1)[None, :, None], early[:, None, :], 0.0)
+    before = (before - 0.5 * half[:, None, :])[:, :, None, :]
     first = (tl.arange(0, 16) == 0)[None, None, :, None]
     return tl.cumsum(tl.where(first, g + before, g), 2)
 
@@ -186,7 +187,7 @@ def _chunk(
     first = tl.zeros([64, 32], tl.float32)
     second = tl.zeros([64, 32], tl.float32)
     across = tl.zeros([64, 32], tl.float32)
-    lowest = tl.zeros([KB // 2, 2, 2], tl.float32)
+    lowest = tl.zeros([KB // 2, 2], tl.float32)
     ALL: tl.constexpr = not MASKED and BK == K
     for ib in tl.static_range(BK // KB):
         oj = ib * KB + pair
@@ -217,46 +218,46 @@ def _chunk(
         total0 = tl.sum(g0, 2)
         total1 = tl.sum(g1, 2)
         early = (runs == 0)[None, :, None]
-        e0, half0, e1, half1 = tl.reduce(
+        early0, half0, early1, half1 = tl.reduce(
             (tl.where(early, total0, 0.0), total0, tl.where(early, total1, 0.0), total1), 1, _add
         )
-        G0 = _from_the_middle(g0, total0)
-        G1 = _from_the_middle(g1, total1)
-        lowest = tl.minimum(lowest, tl.minimum(total0, total1))
+        G0 = _about_middle(g0, early0, half0)
+        G1 = _about_middle(g1, early1, half1)
+        lowest = tl.minimum(lowest, tl.minimum(half0, half1))
         tl.store(decay + oj, half0 + half1)
 
         kf = _load(k_at, mask0, not ALL) * _per_token(rk0)
         r = power_of_2(G0)
         kr = kf * r
         ks = kf * power_of_2_minus(G0)
-        into = _per_channel(power_of_2(e0))
-        tl.store((k_in + wide) + token * BK, (kr * into).to(k_in.dtype.element_ty))
-        far = ks * _per_channel(power_of_2(half0 - e0))
+        root = _per_channel(power_of_2(0.5 * half0))
+        tl.store((k_in + wide) + token * BK, (kr * root).to(k_in.dtype.element_ty))
+        far = ks * root
         rest = far * _per_channel(power_of_2(half1))
         tl.store((k_out + wide) + token * BK, rest.to(k_out.dtype.element_ty))
         right = tl.trans(_rows(ks, KB))
         far = tl.trans(_rows(far, KB))
         qr = _load(q_at, mask0, not ALL) * _per_token(rq0) * r
-        tl.store((q_in + wide) + token * BK, (qr * into).to(q_in.dtype.element_ty))
+        tl.store((q_in + wide) + token * BK, (qr * root).to(q_in.dtype.element_ty))
         first = tl.dot(_rows_of_both(qr, kr, KB), right, first)
 
         kf = _load(k_at + 32 * K_STRIDE, mask1, not ALL) * _per_token(rk1)
         r = power_of_2(G1)
         kr = kf * r
         ks = kf * power_of_2_minus(G1)
-        rest = ks * _per_channel(power_of_2(half1 - e1))
+        root = _per_channel(power_of_2(0.5 * half1))
+        rest = ks * root
         tl.store((k_out + 32 * BK + wide) + token * BK, rest.to(k_out.dtype.element_ty))
         right = tl.trans(_rows(ks, KB))
         qr = _load(q_at + 32 * Q_STRIDE, mask1, not ALL) * _per_token(rq1) * r
         second = tl.dot(_rows_of_both(qr, kr, KB), right, second)
-        near = _per_channel(power_of_2(e1))
         into = _per_channel(power_of_2(half0))
-        kr = kr * near
+        kr = kr * root
         tl.store((k_in + 32 * BK + wide) + token * BK, (kr * into).to(k_in.dtype.element_ty))
-        qr = qr * near
+        qr = qr * root
         tl.store((q_in + 32 * BK + wide) + token * BK, (qr * into).to(q_in.dtype.element_ty))
         across = tl.dot(_rows_of_both(qr, kr, KB), far, across)
-    is_steep = tl.min(tl.min(tl.min(lowest, 2), 1)) < -MOST_LOG2
+    is_steep = tl.min(tl.min(lowest, 1)) < -2 * MOST_LOG2
     tl.store(steep, is_steep.to(tl.int32))
     QK0, KK0 = _part(first)
     QK1, KK1 = _part(second)

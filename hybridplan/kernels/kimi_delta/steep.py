@@ -205,22 +205,18 @@ def prepare_steep(
     Q_STRIDE: tl.constexpr,
     K_STRIDE: tl.constexpr,
     KB: tl.constexpr,
+    MARKS: tl.constexpr,
 ):
     """As :func:`prepare.prepare`, for the marked ones among ``count`` pairs of chunk and head."""
-    MARKS: tl.constexpr = 128
     programs = tl.num_programs(0)
-    first = tl.program_id(0)
-    while first < count:
-        pairs = first + tl.arange(0, MARKS) * programs
-        marks = tl.load(steep_chunks + pairs, mask=pairs < count, other=0)
-        pairs = tl.where(marks != 0, pairs, count)
-        pair = tl.min(pairs)
+    pairs = tl.program_id(0) + tl.arange(0, MARKS) * programs
+    marks = tl.load(steep_chunks + pairs, mask=pairs < count, other=0)
+    pair = tl.min(tl.where(marks != 0, pairs, count))
+    if pair < count:  # keeps what the loop prepares behind it
         while pair < count:
             _chunk(
                 q, k, x, b, a_log, dt_bias, A, P, q_in, k_in, k_out, decay, chunks, scale,
                 lower_bound, pair // HV, pair % HV, H, HV, K, BK, C, GATE, BETA_LOGIT, L2NORM,
                 Q_STRIDE, K_STRIDE, KB,
             )  # fmt: skip
-            pairs = tl.where(pairs == pair, count, pairs)
-            pair = tl.min(pairs)
-        first += MARKS * programs
+            pair = tl.min(tl.where((marks != 0) & (pairs > pair), pairs, count))
