@@ -82,8 +82,8 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
-    if not p.inner_count and device.type == "cuda":
-        rows = state_rows(z.V, z.K, len(lengths) * z.HV >= WIDE_FROM)
+    if device.type == "cuda" and (WIDE_SPLIT or not p.inner_count):
+        rows = state_rows(z.V, z.K, p.segment_count * z.HV >= WIDE_FROM)
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
@@ -152,12 +152,14 @@ def square_dtypes(inputs: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     return (torch.float16 if dtype is torch.bfloat16 else dtype), dtype
 
 
-def tma_usable(z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether tensor descriptors can address these inputs."""
+def tma_usable(
+    z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+) -> bool:
+    """Whether tensor descriptors can address these inputs and the output."""
     if not has_tma(q.device) or z.K not in (64, 128):
         return False
     return all(
-        t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in (q, k, v)
+        t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in (q, k, v, out)
     )
 
 
@@ -189,7 +191,7 @@ def scan(
     out: torch.Tensor,
     pool: torch.Tensor,
     per_channel: bool,
-    stages: int,
+    stages: Stages,
 ) -> list[Launch]:
     """The launch of the scan, after that of the local pass if the batch is split into segments.
 
@@ -200,25 +202,29 @@ def scan(
     """
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
     device = v.device
-    stages = pipeline_stages(stages, v.element_size(), device)
-    num_warps = 8 if BV == WIDE_ROWS else 4
-    overlap = can_overlap(device)
+    width = z.HV * (z.V // BV)
+    alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
+    wide = BV == WIDE_ROWS
+    depth = stages.wide if wide else stages.alone if alone else stages.shared
+    depth = pipeline_stages(depth, v.element_size(), device)
+    num_warps = 8 if wide else 4
+    overlap = can_overlap(device) and not b.split
     BK = next_power_of_2(z.K)
     tma = tiles is not None
     maps: tuple[TileMap | None, ...] = (None,) * 7
     if tiles is not None:
         v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
-        o_tiles = (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV))
-        maps = (*tiles, v_tiles, tile_map(A), tile_map(P), o_tiles)
+        maps = (*tiles, v_tiles, tile_map(A), tile_map(P), None)
+        if wide or alone:
+            maps = (*maps[:6], (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV)))
     row_count = 0 if per_channel else A.shape[0]
     sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)
     sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)
     added = moved = live = None
-    width = z.HV * (z.V // BV)
     if b.split:
         state, flags = (p.segment_count, z.HV, z.V * BK), (p.segment_count, z.HV)
         added = scratch.piece(state, torch.float32)
-        moved = scratch.piece(state, torch.float32)
+        moved = scratch.piece(state, A.dtype)
         live = scratch.piece(flags, torch.int32)
         local = Launch(
             _launch_local,
@@ -239,7 +245,7 @@ def scan(
         maps,
         sizes_of,
         (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma,
-         stages, overlap),
+         depth, overlap),
         {"num_warps": num_warps, **OVERLAPS[overlap]},
     )  # fmt: skip
     return [local, whole] if b.split else [whole]
@@ -250,7 +256,16 @@ def can_overlap(device: torch.device) -> bool:
     return PDL and device.type == "cuda" and has_tma(device)
 
 
+class Stages(NamedTuple):
+    """Depth of the scan's pipeline: one program a multiprocessor, two, or a wide one."""
+
+    alone: int
+    shared: int
+    wide: int
+
+
 PDL = True
+WIDE_SPLIT = False
 OVERLAPS: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
 WIDE_ROWS = 128
 WIDE_FROM = 100

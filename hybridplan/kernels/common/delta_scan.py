@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from hybridplan.kernels.common.launch import DOT_DTYPE
 from hybridplan.kernels.common.stores import store_pairs
@@ -159,7 +159,7 @@ def _walk(
             if not PER_CHANNEL:
                 Ot = Ot * tl.load(q_in + 3 * rows + oc)[None, :]
             Ot = tl.dot(Vd.to(DOT_DTYPE), tl.trans(bP), Ot)
-            if TMA:
+            if o_tiles is not None:
                 o_tiles.store([t, hv * V + iv * BV], tl.trans(Ot.to(o.dtype.element_ty)))
             else:
                 po = o + to[None, :] * (HV * V) + hv * V + ov[:, None]
@@ -260,8 +260,9 @@ def _local(
 ):
     """Segments that another follows: the state each adds, and the matrix it moves states by.
 
-    A sequence's first segment starts from the pool, so its added state is exact; its ``moved`` is
-    a copy of the initial state, since the pool's slot may be overwritten by the last segment.
+    A sequence's first segment starts from the pool, so its added state is exact. In place of its
+    matrix it copies the initial state, since the last segment may overwrite the pool's slot, to
+    where the last one's added state would be, which nobody needs.
     """
     k_in = numbers
     q_in = numbers + C
@@ -276,6 +277,7 @@ def _local(
     first_run = tl.load(segments + g * 5)
     n = tl.load(segments + g * 5 + 2)
     place = tl.load(segments + g * 5 + 3)
+    count = tl.load(segments + g * 5 + 4).to(tl.int64)
     ok = tl.arange(0, BK)
     ov = iv * BV + tl.arange(0, BV)
     tile = (g.to(tl.int64) * HV + hv) * (V * BK) + ov[:, None] * BK + ok[None, :]
@@ -289,7 +291,6 @@ def _local(
         S = (ov[:, None] == ok[None, :]).to(tl.float32)
     if OVERLAP:
         gdc_wait()
-        gdc_launch_dependents()
     t0 = tl.load(runs + first_run * RUN)
     c0 = tl.load(runs + first_run * RUN + 3)
     last_run = tl.load(segments + g * 5 + 1) - 1
@@ -321,7 +322,10 @@ def _local(
             pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
             K, V, BK, BV, C, PER_CHANNEL, False, False, False, False, TMA, STAGES,
         )  # fmt: skip
-        tl.store(moved + tile, S)
+        if place == 0:
+            tl.store(added + tile + (count - 1) * HV * (V * BK), S)
+        else:
+            tl.store(moved + tile, S.to(moved.dtype.element_ty))
     else:
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
@@ -415,17 +419,19 @@ def _scan(
         tile = ov[:, None] * BK + ok[None, :]
         g0 = g - place
         if place == 0:
-            S = tl.load(moved + (g0.to(tl.int64) * HV + hv) * size + tile)
+            S = tl.load(added + ((g0 + count - 1).to(tl.int64) * HV + hv) * size + tile)
         else:
             oi = tl.arange(0, MOST_SEGMENTS)
             alive = tl.load(live + (g0 + oi) * HV + hv, mask=oi < place, other=1)
             start = tl.max(tl.where(alive == 0, oi, 0))
             S = tl.load(added + ((g0 + start).to(tl.int64) * HV + hv) * size + tile)
             square = ok[:, None] * BK + ok[None, :]
-            for i in tl.range(start + 1, place, num_stages=1):
+            for i in tl.range(start + 1, place, num_stages=2):
                 base = ((g0 + i).to(tl.int64) * HV + hv) * size
-                M = tl.load(moved + base + square)
-                S = tl.dot(S, M, input_precision="tf32") + tl.load(added + base + tile)
+                M = tl.load(moved + base + square).to(INVERSE_DTYPE)
+                most = tl.maximum(tl.max(tl.abs(S), 1), 1e-30)[:, None]
+                part = (S * (1.0 / most)).to(INVERSE_DTYPE)
+                S = tl.dot(part, M) * most + tl.load(added + base + tile)
     for r in range(run, end_run):
         t0 = tl.load(runs + r * RUN)
         full = tl.load(runs + r * RUN + 1)

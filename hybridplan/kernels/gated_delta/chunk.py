@@ -81,23 +81,20 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         _launch,
         (count, z.H, 1),
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
-        tiles[:2] if tiles and PREPARE_TMA else (None, None),
+        (),
         (rows, *strides, c.scale),
         (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
-         c.tma and PREPARE_TMA, delta_launch.can_overlap(c.q.device)),
+         delta_launch.can_overlap(c.q.device)),
         PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
     )  # fmt: skip
-    wide = c.b.state_rows == delta_launch.WIDE_ROWS
-    stages = WIDE_STAGES if wide else 3 if c.b.plan.segment_count == 1 else 2
     scan = delta_launch.scan(
         z, c.b, scratch, c.q, c.k, c.k, strides, c.v, tiles, A, P, numbers, c.out, c.pool, False,
-        stages,
+        STAGES,
     )  # fmt: skip
     return [first, *scan] if count else scan
 
 
-PREPARE_TMA = False
-WIDE_STAGES = 3
+STAGES = delta_launch.Stages(alone=3, shared=2, wide=3)
 PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 128}
 """One value head per q/k head: with the cap three programs fit a multiprocessor."""
 PREPARE_SEVERAL = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}

@@ -59,6 +59,15 @@ def _gates(
 
 
 @triton.jit
+def _length(product, C: tl.constexpr):
+    """1 / length of each row of x, from x times its transpose."""
+    oe = tl.arange(0, 16)
+    eye = oe[None, :, None] == oe[None, None, :]
+    squares = tl.sum(tl.where(eye, diagonal_blocks(product), 0.0), 2)
+    return tl.rsqrt(tl.reshape(squares, [C]) + 1e-6)
+
+
+@triton.jit
 def prepare(
     q,
     k,
@@ -70,8 +79,6 @@ def prepare(
     P,
     numbers,
     chunks,
-    q_tiles,
-    k_tiles,
     row_count,
     q_stride,
     k_stride,
@@ -84,10 +91,12 @@ def prepare(
     GATE: tl.constexpr,
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
-    TMA: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tiles A and P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays."""
+    """Tiles A and P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays.
+
+    All heads' A come before all heads' P, so that K K^T and Q K^T are not held at once.
+    """
     if OVERLAP:
         gdc_launch_dependents()
     ic = tl.program_id(0)
@@ -96,48 +105,44 @@ def prepare(
     t0 = tl.load(chunks + 2 * ic)
     n = tl.load(chunks + 2 * ic + 1) - t0
     oc = tl.arange(0, C)
+    ok = tl.arange(0, BK)
     m = oc < n
-    if TMA:
-        bk = k_tiles.load([t0, h * K]).to(DOT_DTYPE)
-        bq = q_tiles.load([t0, h * K]).to(DOT_DTYPE)
-    else:
-        # A row behind the last token repeats that one: in memory, and whatever follows it.
-        ok = tl.arange(0, BK)
-        near = tl.minimum(oc, n - 1)[:, None]
-        first = t0.to(tl.int64)
-        bk = _rows(k + first * k_stride + h * K, near * k_stride, ok, K, BK)
-        bq = _rows(q + first * q_stride + h * K, near * q_stride, ok, K, BK)
-    beta, gc, last = _gates(b, x, a_log, dt_bias, t0, h * R, m, oc, HV, GATE, BETA_LOGIT)
+    # A row behind the last token repeats that one: what follows may not exist, or hold anything.
+    near = tl.minimum(oc, n - 1)[:, None]
+    first = t0.to(tl.int64)
+    bk = _rows(k + first * k_stride + h * K, near * k_stride, ok, K, BK)
+    bq = _rows(q + first * q_stride + h * K, near * q_stride, ok, K, BK)
+    gates = ()
+    for r in tl.static_range(R):
+        gates = gates + (_gates(b, x, a_log, dt_bias, t0, h * R + r, m, oc, HV, GATE, BETA_LOGIT),)
     KK = tl.dot(bk, tl.trans(bk))
+    rk = tl.full([C], 1.0, tl.float32)
+    rq = tl.full([C], scale, tl.float32)
+    if L2NORM:
+        rk = _length(KK, C)
+    log_rk = log_2(rk)
+    pair = tl.zeros([C, C], tl.float32)
+    tile = (ic * HV + h * R).to(tl.int64) * (C * C) + oc[:, None] * C + oc[None, :]
+    for r in tl.static_range(R):
+        beta, gc, last = gates[r]
+        # Lengths go in as exponents: above the diagonal this may overflow, and is masked out.
+        pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
+        tl.store(A + tile + r * C * C, update_matrix(KK * pair, beta, n).to(A.dtype.element_ty))
     QK = tl.dot(bq, tl.trans(bk))
     if L2NORM:
-        oe = tl.arange(0, 16)
-        eye = oe[None, :, None] == oe[None, None, :]
-        kk = tl.sum(tl.where(eye, diagonal_blocks(KK), 0.0), 2)
-        qq = tl.sum(tl.where(eye, diagonal_blocks(tl.dot(bq, tl.trans(bq))), 0.0), 2)
-        rk = tl.rsqrt(tl.reshape(kk, [C]) + 1e-6)
-        rq = tl.rsqrt(tl.reshape(qq, [C]) + 1e-6) * scale
-    else:
-        rk = tl.full([C], 1.0, tl.float32)
-        rq = tl.full([C], scale, tl.float32)
-    # What lies behind the last token is the next sequence's and may hold anything.
-    rk = tl.where(m, rk, 1.0)
-    rq = tl.where(m, rq, 1.0)
-    log_rk = log_2(rk)
+        rq = _length(tl.dot(bq, tl.trans(bq)), C) * scale
+    log_rq = log_2(rq)
     q_over_k = rq / rk
+    at = numbers + (ic * HV + h * R).to(tl.int64) * (3 * C) + oc
     for r in tl.static_range(R):
-        hv = h * R + r
-        if r > 0:
-            beta, gc, last = _gates(b, x, a_log, dt_bias, t0, hv, m, oc, HV, GATE, BETA_LOGIT)
-        row = (ic * HV + hv).to(tl.int64) * C
+        beta, gc, last = gates[r]
+        if R > 1:  # written otherwise than above, lest the compiler keep what is formed there
+            weights = QK * power_of_2((gc + log_rq)[:, None] + (log_rk - gc)[None, :])
+        else:
+            weights = QK * pair * q_over_k[:, None]
+        tl.store(P + tile + r * C * C, keep_lower(weights.to(P.dtype.element_ty)))
         into = power_of_2(gc)
-        at = numbers + 3 * row + oc
-        store_in_place(at, into * rk)
-        store_in_place(at + C, into * rq)
-        store_in_place(at + 2 * C, power_of_2(last - gc) * rk)
-        tl.store(numbers + 3 * row_count + ic * HV + hv, last)
-        tile = row * C + oc[:, None] * C + oc[None, :]
-        # The length of k as an exponent: above the diagonal this may overflow, and is masked out.
-        pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
-        tl.store(P + tile, keep_lower((QK * pair * q_over_k[:, None]).to(P.dtype.element_ty)))
-        tl.store(A + tile, update_matrix(KK * pair, beta, n).to(A.dtype.element_ty))
+        store_in_place(at + 3 * r * C, into * rk)
+        store_in_place(at + (3 * r + 1) * C, into * rq)
+        store_in_place(at + (3 * r + 2) * C, power_of_2(last - gc) * rk)
+        tl.store(numbers + 3 * row_count + ic * HV + h * R + r, last)

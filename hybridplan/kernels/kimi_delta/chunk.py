@@ -93,7 +93,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         tiles = (tile(q_in), tile(k_in), tile(k_out))
     scan = delta_launch.scan(
         z, c.b, scratch, q_in, k_in, k_out, (BK, BK), c.v, tiles, A, P, decay, c.out, c.pool, True,
-        2 if c.b.state_rows == delta_launch.WIDE_ROWS else 3,
+        STAGES,
     )  # fmt: skip
     return [*made, *scan] if count else scan
 
@@ -106,6 +106,8 @@ PREPARE_REGISTERS = 168
 
 STEEP_MARKS = 64
 """Marks that one program looks through."""
+
+STAGES = delta_launch.Stages(alone=3, shared=3, wide=2)
 
 _launch = Launcher(prepare)
 _launch_steep = Launcher(prepare_steep)
