@@ -202,53 +202,60 @@ def scan(
     """
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
     device = v.device
-    width = z.HV * (z.V // BV)
-    alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
-    wide = BV == WIDE_ROWS
-    depth = stages.wide if wide else stages.alone if alone else stages.shared
-    depth = pipeline_stages(depth, v.element_size(), device)
-    num_warps = 8 if wide else 4
     overlap = can_overlap(device) and not b.split
     BK = next_power_of_2(z.K)
     tma = tiles is not None
-    maps: tuple[TileMap | None, ...] = (None,) * 7
-    if tiles is not None:
-        v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
-        maps = (*tiles, v_tiles, tile_map(A), tile_map(P), None)
-        if wide or alone:
-            maps = (*maps[:6], (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV)))
+
+    def maps(rows: int, store: bool) -> tuple[TileMap | None, ...]:
+        if tiles is None:
+            return (None,) * 7
+        v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, rows))
+        o_tiles = (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, rows)) if store else None
+        return (*tiles, v_tiles, tile_map(A), tile_map(P), o_tiles)
+
     row_count = 0 if per_channel else A.shape[0]
     sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)
-    sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)
+    sizes = (z.H, z.HV, z.K, z.V, BK)
     added = moved = live = None
+    made = []
     if b.split:
         state, flags = (p.segment_count, z.HV, z.V * BK), (p.segment_count, z.HV)
         added = scratch.piece(state, torch.float32)
         moved = scratch.piece(state, A.dtype)
         live = scratch.piece(flags, torch.int32)
-        local = Launch(
-            _launch_local,
-            (p.inner_count * 2 * width, 1, 1),
-            (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, p.runs, p.segments, p.inner,
-             added, moved, live),
-            maps,
-            sizes_of,
-            (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
-             pipeline_stages(LOCAL_STAGES, v.element_size(), device), overlap),
-            {"num_warps": num_warps, **OVERLAPS[overlap]},
+        made.append(
+            Launch(
+                _launch_local,
+                (p.inner_count * 2 * z.HV * (z.V // BV), 1, 1),
+                (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, p.runs, p.segments,
+                 p.inner, added, moved, live),
+                maps(BV, False),
+                sizes_of,
+                (*sizes, BV, C, per_channel, next_power_of_2(p.longest_segment_chunks), tma,
+                 pipeline_stages(LOCAL_STAGES, v.element_size(), device), overlap),
+                {"num_warps": 8 if BV == WIDE_ROWS else 4, **OVERLAPS[overlap]},
+            )
         )  # fmt: skip
-    whole = Launch(
-        _launch_scan,
-        (p.segment_count * width, 1, 1),
-        (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, b.slots, p.runs, p.segments,
-         p.stops, added, moved, live),
-        maps,
-        sizes_of,
-        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma,
-         depth, overlap),
-        {"num_warps": num_warps, **OVERLAPS[overlap]},
+        if per_channel and device.type == "cuda" and WIDE_AFTER_LOCAL:
+            BV = state_rows(z.V, z.K, p.segment_count * z.HV >= WIDE_FROM)
+    wide = BV == WIDE_ROWS
+    programs = p.segment_count * z.HV * (z.V // BV)
+    alone = device.type != "cuda" or programs <= sm_count(device.index or 0)
+    depth = stages.wide if wide else stages.alone if alone else stages.shared
+    made.append(
+        Launch(
+            _launch_scan,
+            (programs, 1, 1),
+            (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, b.slots, p.runs, p.segments,
+             p.stops, added, moved, live),
+            maps(BV, wide or alone),
+            sizes_of,
+            (*sizes, BV, C, per_channel, b.split, next_power_of_2(p.most_segments),
+             p.export_in_loop, tma, pipeline_stages(depth, v.element_size(), device), overlap),
+            {"num_warps": 8 if wide else 4, **OVERLAPS[overlap]},
+        )
     )  # fmt: skip
-    return [local, whole] if b.split else [whole]
+    return made
 
 
 def can_overlap(device: torch.device) -> bool:
@@ -266,6 +273,7 @@ class Stages(NamedTuple):
 
 PDL = True
 WIDE_SPLIT = False
+WIDE_AFTER_LOCAL = True
 OVERLAPS: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
 WIDE_ROWS = 128
 WIDE_FROM = 100

@@ -270,10 +270,12 @@ def _local(
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
+    matrices = tl.num_programs(0) // 2
+    is_matrix = (pid < matrices).to(tl.int32)  # first: most have nothing to do, others the most
+    pid = pid % matrices
     iv = pid % NV
     hv = (pid // NV) % HV
-    is_matrix = (pid // (NV * HV)) % 2
-    g = tl.load(inner + pid // (NV * HV * 2))
+    g = tl.load(inner + pid // (NV * HV))
     first_run = tl.load(segments + g * 5)
     n = tl.load(segments + g * 5 + 2)
     place = tl.load(segments + g * 5 + 3)

@@ -166,6 +166,8 @@ def _chunk(
     MASKED: tl.constexpr,
 ):
     """A chunk's work, every pointer at its first token; ``left`` tokens of it with MASKED."""
+    oc = tl.arange(0, 64)
+    beta = _beta(b + oc * HV, oc < left, BETA_LOGIT, MASKED)
     o = tl.arange(0, 32)
     m0 = o < left
     m1 = o + 32 < left
@@ -262,11 +264,9 @@ def _chunk(
     QK0, KK0 = _part(first)
     QK1, KK1 = _part(second)
     QKX, KKX = _part(across)
-    oc = tl.arange(0, 64)
     tile = oc[:, None] * 64 + oc[None, :]
     QK = _square(QK0, QKX, QK1).to(P.dtype.element_ty)
     tl.store(P + tile, keep_lower(QK))
-    beta = _beta(b + oc * HV, oc < left, BETA_LOGIT, MASKED)
     G = _as_product(_square(KK0, KKX, KK1))
     tokens = 64
     if MASKED:
