@@ -47,6 +47,21 @@ class Batch(NamedTuple):
     split: bool
 
 
+class Stages(NamedTuple):
+    """Depth of the scan's pipeline by how many programs share a multiprocessor's shared memory.
+
+    alone: one of 4 warps. shared: two of these. wide: one of 8 warps with twice the state rows.
+    """
+
+    alone: int
+    shared: int
+    wide: int
+
+
+WIDE_ROWS = 128
+"""State rows of a program of 8 warps, which reads q, k, A and P once for all of them."""
+
+
 @functools.cache
 def state_rows(V: int, K: int, wide: bool = False) -> int:
     """State rows [BV, K] that one scan program keeps in registers."""
@@ -82,8 +97,9 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
-    if device.type == "cuda" and (WIDE_SPLIT or not p.inner_count):
-        rows = state_rows(z.V, z.K, p.segment_count * z.HV >= WIDE_FROM)
+    if device.type == "cuda" and has_tma(device) and not p.inner_count:
+        programs = p.segment_count * z.HV * (z.V // rows)
+        rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
 
 
@@ -202,81 +218,64 @@ def scan(
     """
     p, BV, C = b.plan, b.state_rows, CHUNK_TOKENS
     device = v.device
+    width = z.HV * (z.V // BV)
+    wide = BV == WIDE_ROWS
+    alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
+    depth = stages.wide if wide else stages.alone if alone else stages.shared
+    depth = pipeline_stages(depth, v.element_size(), device)
     overlap = can_overlap(device) and not b.split
+    options: dict[str, Any] = {"num_warps": 8 if wide else 4}
+    if overlap:
+        options["launch_pdl"] = True
     BK = next_power_of_2(z.K)
     tma = tiles is not None
-
-    def maps(rows: int, store: bool) -> tuple[TileMap | None, ...]:
-        if tiles is None:
-            return (None,) * 7
-        v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, rows))
-        o_tiles = (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, rows)) if store else None
-        return (*tiles, v_tiles, tile_map(A), tile_map(P), o_tiles)
-
+    maps: tuple[TileMap | None, ...] = (None,) * 7
+    if tiles is not None:
+        v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
+        maps = (*tiles, v_tiles, tile_map(A), tile_map(P), None)
+        if wide or alone:
+            maps = (*maps[:6], (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV)))
     row_count = 0 if per_channel else A.shape[0]
     sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)
-    sizes = (z.H, z.HV, z.K, z.V, BK)
+    sizes = (z.H, z.HV, z.K, z.V, BK, BV, C, per_channel)
     added = moved = live = None
-    made = []
     if b.split:
         state, flags = (p.segment_count, z.HV, z.V * BK), (p.segment_count, z.HV)
         added = scratch.piece(state, torch.float32)
         moved = scratch.piece(state, A.dtype)
         live = scratch.piece(flags, torch.int32)
-        made.append(
-            Launch(
-                _launch_local,
-                (p.inner_count * 2 * z.HV * (z.V // BV), 1, 1),
-                (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, p.runs, p.segments,
-                 p.inner, added, moved, live),
-                maps(BV, False),
-                sizes_of,
-                (*sizes, BV, C, per_channel, next_power_of_2(p.longest_segment_chunks), tma,
-                 pipeline_stages(LOCAL_STAGES, v.element_size(), device), overlap),
-                {"num_warps": 8 if BV == WIDE_ROWS else 4, **OVERLAPS[overlap]},
-            )
-        )  # fmt: skip
-        if per_channel and device.type == "cuda" and WIDE_AFTER_LOCAL:
-            BV = state_rows(z.V, z.K, p.segment_count * z.HV >= WIDE_FROM)
-    wide = BV == WIDE_ROWS
-    programs = p.segment_count * z.HV * (z.V // BV)
-    alone = device.type != "cuda" or programs <= sm_count(device.index or 0)
-    depth = stages.wide if wide else stages.alone if alone else stages.shared
-    made.append(
-        Launch(
-            _launch_scan,
-            (programs, 1, 1),
-            (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, b.slots, p.runs, p.segments,
-             p.stops, added, moved, live),
-            maps(BV, wide or alone),
+        local = Launch(
+            _launch_local,
+            (p.inner_count * 2 * width, 1, 1),
+            (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, p.runs, p.segments, p.inner,
+             added, moved, live),
+            maps,
             sizes_of,
-            (*sizes, BV, C, per_channel, b.split, next_power_of_2(p.most_segments),
-             p.export_in_loop, tma, pipeline_stages(depth, v.element_size(), device), overlap),
-            {"num_warps": 8 if wide else 4, **OVERLAPS[overlap]},
-        )
+            (*sizes, next_power_of_2(p.longest_segment_chunks), tma,
+             pipeline_stages(LOCAL_STAGES, v.element_size(), device)),
+            options,
+        )  # fmt: skip
+    whole = Launch(
+        _launch_scan,
+        (p.segment_count * width, 1, 1),
+        (pool, q, k, k_out, v, A, P, numbers, out, b.read_slots, b.slots, p.runs, p.segments,
+         p.stops, added, moved, live),
+        maps,
+        sizes_of,
+        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma, depth, overlap),
+        options,
     )  # fmt: skip
-    return made
+    return [local, whole] if b.split else [whole]
 
 
 def can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may start before the one ahead of it is done, and wait for it inside."""
-    return PDL and device.type == "cuda" and has_tma(device)
+    """Whether a scan may start while its prepare kernel runs, and wait for it inside.
+
+    Not where it is split into segments: there programs that wait were measured to be in the way.
+    """
+    return device.type == "cuda" and has_tma(device)
 
 
-class Stages(NamedTuple):
-    """Depth of the scan's pipeline: one program a multiprocessor, two, or a wide one."""
-
-    alone: int
-    shared: int
-    wide: int
-
-
-PDL = True
-WIDE_SPLIT = False
-WIDE_AFTER_LOCAL = True
-OVERLAPS: dict[bool, dict[str, Any]] = {False: {}, True: {"launch_pdl": True}}
-WIDE_ROWS = 128
-WIDE_FROM = 100
 LOCAL_STAGES = 3
 """Pipeline depth of the local pass: without q and P two programs still fit one multiprocessor."""
 

@@ -256,7 +256,6 @@ def _local(
     MOST_CHUNKS: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     """Segments that another follows: the state each adds, and the matrix it moves states by.
 
@@ -270,12 +269,10 @@ def _local(
     decay = numbers + 3 * row_count
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
-    matrices = tl.num_programs(0) // 2
-    is_matrix = (pid < matrices).to(tl.int32)  # first: most have nothing to do, others the most
-    pid = pid % matrices
     iv = pid % NV
     hv = (pid // NV) % HV
-    g = tl.load(inner + pid // (NV * HV))
+    is_matrix = (pid // (NV * HV)) % 2
+    g = tl.load(inner + pid // (NV * HV * 2))
     first_run = tl.load(segments + g * 5)
     n = tl.load(segments + g * 5 + 2)
     place = tl.load(segments + g * 5 + 3)
@@ -291,8 +288,6 @@ def _local(
             S = tl.load(pool + slot * pool_stride + at).to(tl.float32)
     elif is_matrix == 1:
         S = (ov[:, None] == ok[None, :]).to(tl.float32)
-    if OVERLAP:
-        gdc_wait()
     t0 = tl.load(runs + first_run * RUN)
     c0 = tl.load(runs + first_run * RUN + 3)
     last_run = tl.load(segments + g * 5 + 1) - 1
@@ -407,7 +402,7 @@ def _scan(
     mk = ok < K
     at = hv * (V * K) + ov[:, None] * K + ok[None, :]
     S = tl.zeros([BV, BK], tl.float32)
-    if (not SPLIT) | (count == 1):
+    if (not SPLIT) | (count == 1):  # noqa: SIM102 (the first may be a constant)
         if (from_slot >= 0) & (from_slot < pool_slots):
             S = tl.load(pool + from_slot * pool_stride + at, mask=mk[None, :], other=0.0).to(
                 tl.float32
@@ -442,9 +437,9 @@ def _scan(
         export = tl.load(runs + r * RUN + 4).to(tl.int64)
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
-            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride, pool_slots,
-            stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K, V, BK, BV, C,
-            PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
+            v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
+            pool_slots, stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K,
+            V, BK, BV, C, PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
         )  # fmt: skip
         if (export >= 0) & (export < pool_slots):
             tl.store(

@@ -1,10 +1,10 @@
 """The matrix that turns a chunk's values into its updates, on the tensor cores.
 
-A chunk of the delta rule solves (I + B G) U = B W, with B = diag(beta) and G strictly lower. Inverses
-grow from diagonal blocks of 4 to 16 (each warp its own 16, in registers) and on to 64. A step takes
-the inverse T of the diagonal blocks and the rest R = -T G (or -G T) of four of them, for which
-R^4 = 0, so that (I + R)(I + R^2) T is exact; no power beyond the third is formed, unlike in a
-Neumann series. Zeros above the diagonal come from masks on pairs of 16-bit numbers.
+A chunk of the delta rule solves (I + B G) U = B W, with B = diag(beta) and G strictly lower. The
+inverse of diagonal blocks grows from 4 to 16, each warp its own 16 in registers, and on to 64. A
+step takes the inverse T of four blocks and R, less what joins them times T: R^4 = 0, so that
+(I + R) (I + R^2) T is exact. No power beyond the third is formed, unlike in a Neumann series, and
+no step needs a mask but the first. Masks work on pairs of 16-bit numbers.
 """
 
 from __future__ import annotations
@@ -161,7 +161,6 @@ def _small_inverse(D, beta, inside):
     Dt = tl.permute(D, (0, 2, 1))
     L = _keep_negative(D, bits(quad))
     Lt = _keep_negative(Dt, bits(quad))
-    S = _add(_times(L, Lt).to(INVERSE_DTYPE), one)
     St = _add(_times(Lt, L).to(INVERSE_DTYPE), one)
     L = _add(L, one)
     T = _times(L, St).to(INVERSE_DTYPE)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from hybridplan.kernels.common import delta_launch
+from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
-from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
+from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, has_tma, next_power_of_2
 from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.gated_delta.prepare import prepare
@@ -60,8 +61,9 @@ def chunk_prefill(
     the kernels faster and an eager launch slower where inputs lie at new addresses. ``variant``
     chooses among builds that give the same results.
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
-    twice, or written while another sequence starts from it.
+    twice, or written while another sequence starts from it, and for a scale that is not positive.
     """
+    require(scale is None or scale > 0, f"scale is {scale}, it must be positive")
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
         dt_bias, 0.0, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids, variant,
@@ -77,15 +79,18 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     numbers = scratch.piece((3 * rows + count * z.HV,), torch.float32)
     strides = (c.q.stride(0), c.k.stride(0))
     tiles = (delta_launch.row_tiles(c.q), delta_launch.row_tiles(c.k), None) if c.tma else None
+    options = {"num_warps": 4, "num_stages": 1}
+    if c.q.device.type == "cuda" and has_tma(c.q.device):
+        options["maxnreg"] = MOST_REGISTERS[z.H == z.HV]
     first = Launch(
         _launch,
-        (count, z.H, 1),
+        (count * z.H, 1, 1),
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
         (),
         (rows, *strides, c.scale),
         (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
          delta_launch.can_overlap(c.q.device)),
-        PREPARE_ONE if z.H == z.HV else PREPARE_SEVERAL,
+        options,
     )  # fmt: skip
     scan = delta_launch.scan(
         z, c.b, scratch, c.q, c.k, c.k, strides, c.v, tiles, A, P, numbers, c.out, c.pool, False,
@@ -95,10 +100,10 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
 
 
 STAGES = delta_launch.Stages(alone=3, shared=2, wide=3)
-PREPARE_ONE = {"num_warps": 4, "num_stages": 1, "maxnreg": 128}
-"""One value head per q/k head: with the cap three programs fit a multiprocessor."""
-PREPARE_SEVERAL = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
-"""Several: a cap spills; two warps wait less for one another."""
+
+MOST_REGISTERS = {True: 128, False: 168}
+"""A thread's in prepare, for one value head per q/k head and for several: with these four and
+three programs fit a Hopper multiprocessor, without spills in the second case."""
 
 _launch = Launcher(prepare)
 _RECIPES = Recipes()

@@ -68,6 +68,25 @@ def _length(product, C: tl.constexpr):
 
 
 @triton.jit
+def _queries(bq, bk, scale, L2NORM: tl.constexpr, C: tl.constexpr):
+    """Q K^T and scale / length of each query."""
+    QK = tl.dot(bq, tl.trans(bk))
+    rq = tl.full([C], scale, tl.float32)
+    if L2NORM:
+        rq = _length(tl.dot(bq, tl.trans(bq)), C) * scale
+    return QK, rq
+
+
+@triton.jit
+def _store_numbers(at, total, gc, last, rk, rq, C: tl.constexpr):
+    into = power_of_2(gc)
+    store_in_place(at, into * rk)
+    store_in_place(at + C, into * rq)
+    store_in_place(at + 2 * C, power_of_2(last - gc) * rk)
+    tl.store(total, last)
+
+
+@triton.jit
 def prepare(
     q,
     k,
@@ -93,14 +112,11 @@ def prepare(
     L2NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tiles A and P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays.
-
-    All heads' A come before all heads' P, so that K K^T and Q K^T are not held at once.
-    """
+    """Tiles A, P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays."""
     if OVERLAP:
         gdc_launch_dependents()
-    ic = tl.program_id(0)
-    h = tl.program_id(1)
+    ic = tl.program_id(0) // H
+    h = tl.program_id(0) % H
     R: tl.constexpr = HV // H
     t0 = tl.load(chunks + 2 * ic)
     n = tl.load(chunks + 2 * ic + 1) - t0
@@ -112,37 +128,39 @@ def prepare(
     first = t0.to(tl.int64)
     bk = _rows(k + first * k_stride + h * K, near * k_stride, ok, K, BK)
     bq = _rows(q + first * q_stride + h * K, near * q_stride, ok, K, BK)
+    hv = h * R
+    tile = (ic * HV + hv).to(tl.int64) * (C * C) + oc[:, None] * C + oc[None, :]
+    at = numbers + (ic * HV + hv).to(tl.int64) * (3 * C) + oc
+    total = numbers + 3 * row_count + ic * HV + hv
     gates = ()
     for r in tl.static_range(R):
-        gates = gates + (_gates(b, x, a_log, dt_bias, t0, h * R + r, m, oc, HV, GATE, BETA_LOGIT),)
+        one = _gates(b, x, a_log, dt_bias, t0, hv + r, m, oc, HV, GATE, BETA_LOGIT)
+        gates = gates + (one,)  # type: ignore[assignment]  # noqa: RUF005 (Triton adds tuples)
     KK = tl.dot(bk, tl.trans(bk))
     rk = tl.full([C], 1.0, tl.float32)
-    rq = tl.full([C], scale, tl.float32)
     if L2NORM:
         rk = _length(KK, C)
     log_rk = log_2(rk)
-    pair = tl.zeros([C, C], tl.float32)
-    tile = (ic * HV + h * R).to(tl.int64) * (C * C) + oc[:, None] * C + oc[None, :]
-    for r in tl.static_range(R):
-        beta, gc, last = gates[r]
-        # Lengths go in as exponents: above the diagonal this may overflow, and is masked out.
+    # Lengths of keys go in as exponents: above the diagonal these may overflow, and fall to a mask.
+    if R == 1:
+        beta, gc, last = gates[0]  # type: ignore[misc]
+        QK, rq = _queries(bq, bk, scale, L2NORM, C)
+        _store_numbers(at, total, gc, last, rk, rq, C)
         pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
-        tl.store(A + tile + r * C * C, update_matrix(KK * pair, beta, n).to(A.dtype.element_ty))
-    QK = tl.dot(bq, tl.trans(bk))
-    if L2NORM:
-        rq = _length(tl.dot(bq, tl.trans(bq)), C) * scale
-    log_rq = log_2(rq)
-    q_over_k = rq / rk
-    at = numbers + (ic * HV + h * R).to(tl.int64) * (3 * C) + oc
-    for r in tl.static_range(R):
-        beta, gc, last = gates[r]
-        if R > 1:  # written otherwise than above, lest the compiler keep what is formed there
+        weights = QK * pair * (rq / rk)[:, None]
+        tl.store(P + tile, keep_lower(weights.to(P.dtype.element_ty)))
+        tl.store(A + tile, update_matrix(KK * pair, beta, C).to(A.dtype.element_ty))
+    else:
+        # All A before all P, so that K K^T and Q K^T are not held at once.
+        for r in tl.static_range(R):
+            beta, gc, last = gates[r]
+            G = KK * power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
+            tl.store(A + tile + r * C * C, update_matrix(G, beta, C).to(A.dtype.element_ty))
+        QK, rq = _queries(bq, bk, scale, L2NORM, C)
+        log_rq = log_2(rq)
+        for r in tl.static_range(R):
+            beta, gc, last = gates[r]
+            # Written otherwise than above, lest the compiler keep what is formed there.
             weights = QK * power_of_2((gc + log_rq)[:, None] + (log_rk - gc)[None, :])
-        else:
-            weights = QK * pair * q_over_k[:, None]
-        tl.store(P + tile + r * C * C, keep_lower(weights.to(P.dtype.element_ty)))
-        into = power_of_2(gc)
-        store_in_place(at + 3 * r * C, into * rk)
-        store_in_place(at + (3 * r + 1) * C, into * rq)
-        store_in_place(at + (3 * r + 2) * C, power_of_2(last - gc) * rk)
-        tl.store(numbers + 3 * row_count + ic * HV + h * R + r, last)
+            tl.store(P + tile + r * C * C, keep_lower(weights.to(P.dtype.element_ty)))
+            _store_numbers(at + 3 * r * C, total + r, gc, last, rk, rq, C)
