@@ -89,7 +89,7 @@ def prefill(
     stops = (z.tokens,) if lengths is None else lengths
     b = batch(
         z, q.device, stops, slots, read_slots, wanted, segment_chunks, trust_ids,
-        variant.export == "loop",
+        variant.export == "loop", per_channel,
     )  # fmt: skip
     if out is None:
         out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
