@@ -50,12 +50,13 @@ class Batch(NamedTuple):
 class Stages(NamedTuple):
     """Depth of the scan's pipeline by how many programs share a multiprocessor's shared memory.
 
-    alone: one of 4 warps. shared: two of these. wide: one of 8 warps with twice the state rows.
+    alone: one of 4 warps. shared: two of these. wide: one of 8 warps with twice the state rows, in
+    batches with scalar decay.
     """
 
     alone: int
     shared: int
-    wide: int
+    wide: int = 0
 
 
 WIDE_ROWS = 128
@@ -99,7 +100,7 @@ def batch(
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
     p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
-    if device.type == "cuda" and has_tma(device) and not p.inner_count:
+    if device.type == "cuda" and has_tma(device) and not p.inner_count and not per_channel:
         programs = p.segment_count * z.HV * (z.V // rows)
         rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
@@ -225,7 +226,7 @@ def scan(
     alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
     depth = stages.wide if wide else stages.alone if alone else stages.shared
     depth = pipeline_stages(depth, v.element_size(), device)
-    overlap = can_overlap(device) and not b.split
+    overlap = can_overlap(device) and not b.split and not per_channel and p.chunk_count > 0
     options: dict[str, Any] = {"num_warps": 8 if wide else 4}
     if overlap:
         options["launch_pdl"] = True
@@ -235,7 +236,7 @@ def scan(
     if tiles is not None:
         v_tiles = (v, z.tokens, z.HV * z.V, v.stride(0), (C, BV))
         maps = (*tiles, v_tiles, tile_map(A), tile_map(P), None)
-        if wide or alone:
+        if (wide or alone) and not per_channel:
             maps = (*maps[:6], (out, z.tokens, z.HV * z.V, z.HV * z.V, (C, BV)))
     row_count = 0 if per_channel else A.shape[0]
     sizes_of = (row_count, *strides, v.stride(0), pool.stride(0), z.slots)

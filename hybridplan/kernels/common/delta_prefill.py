@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_inputs import Sizes, checked_sizes, layouts
 from hybridplan.kernels.common.delta_launch import Batch, batch, check_use, tma_usable
 from hybridplan.kernels.common.delta_plan import Export
@@ -85,6 +86,7 @@ def prefill(
             out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
         if known.run((*tensors, out)):
             return out
+    require(scale is None or scale > 0, f"scale is {scale}, but must be positive")
     z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
     stops = (z.tokens,) if lengths is None else lengths
     b = batch(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from hybridplan.kernels.common import delta_launch
-from hybridplan.kernels.common.checks import require
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
@@ -63,7 +62,6 @@ def chunk_prefill(
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
     twice, or written while another sequence starts from it, and for a scale that is not positive.
     """
-    require(scale is None or scale > 0, f"scale is {scale}, it must be positive")
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
         dt_bias, 0.0, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids, variant,
@@ -84,7 +82,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         options["maxnreg"] = MOST_REGISTERS[z.H == z.HV]
     first = Launch(
         _launch,
-        (count * z.H, 1, 1),
+        (count, z.H, 1),
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
         (),
         (rows, *strides, c.scale),

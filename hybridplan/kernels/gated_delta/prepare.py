@@ -115,8 +115,8 @@ def prepare(
     """Tiles A, P [chunk, HV, C, C]; numbers: k_in, q_in, k_out [chunk, HV, 3, C], log2 decays."""
     if OVERLAP:
         gdc_launch_dependents()
-    ic = tl.program_id(0) // H
-    h = tl.program_id(0) % H
+    ic = tl.program_id(0)
+    h = tl.program_id(1)
     R: tl.constexpr = HV // H
     t0 = tl.load(chunks + 2 * ic)
     n = tl.load(chunks + 2 * ic + 1) - t0
@@ -149,13 +149,13 @@ def prepare(
         pair = power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
         weights = QK * pair * (rq / rk)[:, None]
         tl.store(P + tile, keep_lower(weights.to(P.dtype.element_ty)))
-        tl.store(A + tile, update_matrix(KK * pair, beta, C).to(A.dtype.element_ty))
+        tl.store(A + tile, update_matrix(KK * pair, beta, n).to(A.dtype.element_ty))
     else:
         # All A before all P, so that K K^T and Q K^T are not held at once.
         for r in tl.static_range(R):
             beta, gc, last = gates[r]
             G = KK * power_of_2((gc + log_rk)[:, None] - (gc - log_rk)[None, :])
-            tl.store(A + tile + r * C * C, update_matrix(G, beta, C).to(A.dtype.element_ty))
+            tl.store(A + tile + r * C * C, update_matrix(G, beta, n).to(A.dtype.element_ty))
         QK, rq = _queries(bq, bk, scale, L2NORM, C)
         log_rq = log_2(rq)
         for r in tl.static_range(R):

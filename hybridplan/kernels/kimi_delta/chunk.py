@@ -107,7 +107,7 @@ PREPARE_REGISTERS = 168
 STEEP_MARKS = 64
 """Marks that one program looks through."""
 
-STAGES = delta_launch.Stages(alone=3, shared=3, wide=2)
+STAGES = delta_launch.Stages(alone=3, shared=3)
 
 _launch = Launcher(prepare)
 _launch_steep = Launcher(prepare_steep)

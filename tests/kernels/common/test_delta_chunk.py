@@ -326,6 +326,7 @@ REFUSED = {
     "export into a used slot": lambda a: a.update(exports=[(0, 4, 1)]),
     "export twice": lambda a: a.update(exports=[(0, 4, 2), (0, 4, 3)]),
     "segments over a ragged export": lambda a: a.update(exports=[(0, 4, 2)], segment_chunks=1),
+    "scale of zero": lambda a: a.update(scale=0.0),
     "read while written": lambda a: a.update(read_slots=a["slots"].flip(0)),
 }
 
