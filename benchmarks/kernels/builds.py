@@ -3,8 +3,7 @@
     python -m benchmarks.kernels.builds --out results.json [--heads kimi] [--shapes 1x16k 8x4k]
 
 A row with exports also has what the exported states cost beside the same build without any, and
-the time their bytes take at copy speed. Builds that only export otherwise must give the default's
-bits; builds that prepare otherwise may differ by rounding.
+the time their bytes take at copy speed. Builds must give the default's bits.
 """
 
 from __future__ import annotations
@@ -23,22 +22,13 @@ from benchmarks.kernels.case import COPY_BYTES_PER_US, graph_us, relative_error
 from benchmarks.kernels.registry import SEQUENCES, Inputs, make
 from hybridplan.kernels.common.variants import Variant
 from hybridplan.kernels.gated_delta.chunk import chunk_prefill as gated_prefill
-from hybridplan.kernels.kimi_delta.chunk import RUNS
 from hybridplan.kernels.kimi_delta.chunk import chunk_prefill as kimi_prefill
 
 STATES = 16
-ROUNDING = 8e-3
-"""Difference allowed between two ways of preparing, each within 5.2e-3 of fp64."""
+BUILDS = (Variant(), Variant(export="loop"))
+"""The default first."""
 
 Row = dict[str, Any]
-
-
-def builds(heads: str) -> list[Variant]:
-    """The builds that differ for these heads, the default first."""
-    found = [Variant(), Variant(export="loop")]
-    if heads.startswith("kimi"):
-        found += [Variant(prepare=name) for name in RUNS]  # type: ignore[arg-type]
-    return found
 
 
 def prefill(x: Inputs, out: torch.Tensor, variant: Variant, exports: list[Any]) -> None:
@@ -62,22 +52,20 @@ def rows(heads: str, shape: str, device: torch.device) -> list[Row]:
     least_bytes = len(exports) * first[0].numel() * 4
     found: list[Row] = []
     want: tuple[torch.Tensor, torch.Tensor] | None = None
-    for variant in builds(heads):
+    for variant in BUILDS:
         x.pool[: len(first)] = first
         out = torch.full_like(x.v, float("nan"))
         prefill(x, out, variant, exports)
         got = (out.clone(), x.pool.clone())
         want = want or got
         errors = [relative_error(a, b.double()) for a, b in zip(got, want, strict=True)]
-        bound = ROUNDING if variant.prepare != "tokens" else 0.0
         row: Row = {
             "heads": heads,
             "shape": shape,
             "export": variant.export,
-            "prepare": variant.prepare,
             "differs": errors,
         }
-        if max(errors) <= bound:
+        if max(errors) == 0.0:
             row["us"], row["spread"] = graph_us((partial(prefill, x, out, variant, []),))
             if exports:
                 with_states, _ = graph_us((partial(prefill, x, out, variant, exports),))

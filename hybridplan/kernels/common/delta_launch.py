@@ -93,7 +93,8 @@ def batch(
     rows = state_rows(z.V, z.K)
     can_split = aligned(wanted, lengths) and z.K == z.V and next_power_of_2(z.K) == z.K
     if segment_chunks is None:
-        segment_chunks = auto_segment_chunks(lengths, z.HV, z.V // rows, device) * can_split
+        least = LEAST_PER_CHANNEL if per_channel else LEAST_SCALAR
+        segment_chunks = auto_segment_chunks(lengths, z.HV, z.V // rows, device, least) * can_split
     require(
         can_split or not segment_chunks,
         "segments need K = V, a power of two, and exports on chunk boundaries",
@@ -142,9 +143,9 @@ def _check_writes(
 
 @functools.lru_cache(maxsize=1024)
 def auto_segment_chunks(
-    lengths: tuple[int, ...], value_heads: int, tiles: int, device: torch.device
+    lengths: tuple[int, ...], value_heads: int, tiles: int, device: torch.device, least: int
 ) -> int:
-    """Chunks per segment, 0 for no split: split while the programs would leave the card idle."""
+    """Chunks per segment, ``least`` or more, 0 for no split: while programs leave the card idle."""
     if device.type != "cuda":
         return 0
     chunks = max(lengths) // CHUNK_TOKENS
@@ -152,7 +153,7 @@ def auto_segment_chunks(
     room = 2 * sm_count(device.index or 0) // programs
     if len(lengths) > 1 or room < 2 or chunks < 32 or (room < 4 and chunks < 512):
         return 0
-    return min(max(16, next_power_of_2(chunks // room)), 128)
+    return min(max(least, next_power_of_2(chunks // room)), 128)
 
 
 def tile_dtype(inputs: torch.dtype) -> torch.dtype:
@@ -277,6 +278,9 @@ def can_overlap(device: torch.device) -> bool:
     """
     return device.type == "cuda" and has_tma(device)
 
+
+LEAST_SCALAR, LEAST_PER_CHANNEL = 16, 32
+"""Chunks of a segment; with three tiles a chunk one program fills a multiprocessor."""
 
 LOCAL_STAGES = 3
 """Pipeline depth of the local pass: without q and P two programs still fit one multiprocessor."""

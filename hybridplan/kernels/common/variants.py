@@ -12,16 +12,9 @@ class Variant:
 
     export: ``run`` ends the scan's loop at each exported state and starts it anew behind; ``loop``
     stores states between two full chunks from inside the loop.
-
-    prepare, of Kimi delta attention alone: ``tokens`` deals single tokens out to threads; ``runs``
-    followed by the channels worked on at a time gives each a run of tokens, ``free`` without a cap
-    on registers.
     """
 
     export: Literal["run", "loop"] = "run"
-    prepare: Literal["tokens", "runs32", "runs64", "runs64free", "runs128", "runs128free"] = (
-        "tokens"
-    )
 
 
 DEFAULT = Variant()

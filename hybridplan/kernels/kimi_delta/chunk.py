@@ -15,7 +15,7 @@ from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_pow
 from hybridplan.kernels.common.recipe import Recipes
 from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.kimi_delta.prepare import prepare
-from hybridplan.kernels.kimi_delta.prepare_runs import prepare_runs
+from hybridplan.kernels.kimi_delta.steep import prepare_steep
 
 
 def chunk_prefill(
@@ -67,25 +67,25 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     q_in, k_in, k_out = (scratch.piece((rows, BK), a_dtype) for _ in "qkk")
     decay = scratch.piece((count * z.HV * BK,), torch.float32)
     steep = scratch.piece((count * z.HV,), torch.int32)
-    made = []
-    chosen = RUNS.get(c.variant.prepare) if c.gate is not Gate.NONE and BK >= 64 else None
-    for again in (False,) if c.gate is Gate.NONE else (False, True):
-        how: tuple[int | bool, ...] = (min(BK, PREPARE_CHANNELS), again)
-        registers: int | None = 168
-        if chosen is not None and not again:
-            channels, runs, wide, registers = chosen
-            how = (min(channels, BK), runs, wide)
+    tensors = (
+        c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out, decay, steep,
+        c.b.plan.chunks,
+    )  # fmt: skip
+    numbers = (c.scale, c.lower_bound)
+    sizes = (
+        z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, c.q.stride(0),
+        c.k.stride(0), min(BK, PREPARE_CHANNELS),
+    )  # fmt: skip
+    pairs = count * z.HV
+    how = {"num_warps": 4, "num_stages": 1, "maxnreg": PREPARE_REGISTERS}
+    made = [Launch(_launch, (count, z.HV, 1), tensors, (), numbers, sizes, how)]
+    if c.gate is not Gate.NONE:
+        how = {"num_warps": 8, "num_stages": 1}
+        # An odd number, so that one program's marks are of different heads.
+        programs = -(-pairs // STEEP_MARKS) | 1
         made.append(
-            Launch(
-                _launch if chosen is None or again else _launch_runs,
-                (count, z.HV, 1),
-                (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out,
-                 decay, steep, c.b.plan.chunks),
-                (),
-                (c.q.stride(0), c.k.stride(0), c.scale, c.lower_bound),
-                (z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, *how),
-                {"num_warps": 4, "num_stages": 1, "maxnreg": None if again else registers},
-            )
+            Launch(_launch_steep, (programs, 1, 1), tensors, (), (*numbers, pairs),
+                   (*sizes, STEEP_MARKS), how)
         )  # fmt: skip
     tiles = None
     if c.tma:
@@ -98,20 +98,17 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     return [*made, *scan] if count else scan
 
 
-PREPARE_CHANNELS = 32
-"""Channels at a time: more need registers that cost concurrent programs."""
+PREPARE_CHANNELS = 128
+"""Channels at a time."""
 
-RUNS: dict[str, tuple[int, int, int, int | None]] = {
-    "runs32": (32, 4, 1, 168),
-    "runs64": (64, 4, 2, 168),
-    "runs64free": (64, 4, 2, None),
-    "runs128": (128, 2, 2, 168),
-    "runs128free": (128, 2, 2, None),
-}
-"""Channels at a time, runs of tokens, neighbouring channels of a thread, cap on registers."""
+PREPARE_REGISTERS = 168
+"""Cap on a thread's registers: three programs a multiprocessor."""
+
+STEEP_MARKS = 64
+"""Marks that one program looks through."""
 
 STAGES = delta_launch.Stages(alone=3, shared=3)
 
 _launch = Launcher(prepare)
-_launch_runs = Launcher(prepare_runs)
+_launch_steep = Launcher(prepare_steep)
 _RECIPES = Recipes()

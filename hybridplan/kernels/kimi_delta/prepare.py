@@ -1,14 +1,15 @@
 """The parallel part of chunked Kimi delta attention: one program per chunk and value head.
 
 Entry (i, j) of K K^T is sum_d k_id k_jd 2^(G_id - G_jd) with G the running log2 decay: a product of
-k 2^(G - ref) and k 2^(ref - G) for any reference. Where both halves of a chunk decay by less than
-2^116, the token between them serves, with one product. The few chunks where they do not are
-marked and done again, by groups of channels:
+k 2^(G - ref) and k 2^(ref - G) for any reference. Each half of a chunk takes half its decay, which
+serves while it decays by less than 2^232 (any gate bounded by -5); the product between the halves
+takes the middle of the chunk, where no exponent is positive. Chunks with a steeper half are marked,
+and done again by :mod:`steep`. Two powers of two per channel and token are enough: all others
+differ by a factor per channel and half, 2^(half its decay).
 
-* where every 16 tokens decay by less (any gate bounded by -5): inside a half the token in its
-  middle, between the halves the middle of the chunk, where no exponent is positive;
-* otherwise halves, quarters, eighths, ... are joined about the token between them, again without
-  a positive exponent: six products.
+A half is a tile [BK / 2, 2, 16, 2]: pairs of channels, then runs of 16 tokens, then the pair.
+Triton deals threads out to the last dimension and then from the first on, so that a thread is left
+all tokens of a run, whose running sums go through registers.
 
 Exponents reach 116 only in entries above the diagonal or next to their inverse; bf16 has the range.
 """
@@ -18,34 +19,259 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hybridplan.kernels.common.gates import log_decay, power_of_2, sigmoid
-from hybridplan.kernels.common.launch import DOT_DTYPE
+from hybridplan.kernels.common.gates import (
+    fast_log2_decay,
+    power_of_2,
+    power_of_2_minus,
+    reciprocal,
+)
+from hybridplan.kernels.common.launch import DOT_DTYPE, INTERPRETED
 from hybridplan.kernels.common.triangular import keep_lower, update_matrix
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+_INTERPRETED = tl.constexpr(INTERPRETED)
 MOST_LOG2 = tl.constexpr(116.0)
 """Largest exponent used, in powers of two."""
 
 
 @triton.jit
-def _pair(x, y):
-    return tl.dot(x.to(DOT_DTYPE), tl.trans(y.to(DOT_DTYPE)))
+def _load(at, mask, MASKED: tl.constexpr):
+    return _float(tl.load(at, mask=mask, other=0.0) if MASKED else tl.load(at))
 
 
 @triton.jit
-def _join_halves(KK, QK, kf, qf, G, s: tl.constexpr, KB: tl.constexpr):
-    """Add the entries between the halves, s tokens each, of every 2 s tokens."""
+def _float(x):
+    """As fp32: of bf16 two at a time, where the compiler takes three instructions."""
+    if x.dtype == tl.bfloat16 and not _INTERPRETED:
+        y = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x],
+            dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
+def _inverse_norms(
+    rows, t, m, stride: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr
+):
+    """Of 32 rows; four threads share a row, so that few sums go through others."""
+    WIDTH: tl.constexpr = 32 if BK >= 32 else BK
+    part = tl.arange(0, BK // WIDTH)[None, :, None] * WIDTH
+    c = part + tl.arange(0, WIDTH)[None, None, :]
+    mask = m[:, None, None] & (c < K)
+    x = _load(rows + (t[:, None, None] * stride + c), mask, MASKED or BK != K)
+    return tl.rsqrt(tl.sum(tl.sum(x * x, 2), 1) + 1e-6)
+
+
+@triton.jit
+def _add(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _rows(x, KB: tl.constexpr):
+    """A half as [32, KB], an operand of a product."""
+    return tl.reshape(tl.permute(x, (1, 2, 0, 3)), [32, KB]).to(DOT_DTYPE)
+
+
+@triton.jit
+def _rows_of_both(q, k, KB: tl.constexpr):
+    """A half of q and of k, [64, KB], in turn by eight rows.
+
+    Of a product's rows i and i + 8 a thread holds the same entries, so that the two part within it.
+    """
+    x = tl.reshape(tl.join(q.to(DOT_DTYPE), k.to(DOT_DTYPE)), [KB // 2, 4, 8, 2, 2])
+    return tl.reshape(tl.permute(x, (1, 4, 2, 0, 3)), [64, KB])
+
+
+@triton.jit
+def _part(x):
+    """Products with q and with k, each [32, 32], of those with the rows of both."""
+    x = tl.permute(tl.reshape(x, [4, 2, 8, 32]), (0, 2, 3, 1))
+    return tl.split(tl.reshape(x, [32, 32, 2]))
+
+
+@triton.jit
+def _per_channel(x):
+    return x[:, None, None, :]
+
+
+@triton.jit
+def _per_token(x):
+    return tl.reshape(x, [2, 16])[None, :, :, None]
+
+
+@triton.jit
+def _about_middle(g, early, half):
+    """Running sums of the 32 tokens of a half, less half of its sum; ``early``: the first run's."""
+    before = tl.where((tl.arange(0, 2) == 1)[None, :, None], early[:, None, :], 0.0)
+    before = (before - 0.5 * half[:, None, :])[:, :, None, :]
+    first = (tl.arange(0, 16) == 0)[None, None, :, None]
+    return tl.cumsum(tl.where(first, g + before, g), 2)
+
+
+@triton.jit
+def _square(first, across, second):
+    """[[first, 0], [across, second]] of blocks [32, 32]."""
+    upper = tl.join(first, tl.zeros_like(first))
+    lower = tl.join(across, second)
+    return tl.reshape(tl.permute(tl.join(upper, lower), (3, 0, 2, 1)), [64, 64])
+
+
+@triton.jit
+def _as_product(x):
+    """x [64, 64] where threads hold a product of that size."""
+    nothing = tl.zeros([64, 16], DOT_DTYPE)
+    return tl.dot(nothing, tl.trans(nothing), x)
+
+
+@triton.jit
+def _beta(at, m, BETA_LOGIT: tl.constexpr, MASKED: tl.constexpr):
+    beta = _load(at, m, MASKED)
+    if BETA_LOGIT:
+        beta = reciprocal(1.0 + power_of_2(-1.4426950408889634 * beta))
+        if MASKED:
+            beta = tl.where(m, beta, 0.0)
+    return beta
+
+
+@triton.jit
+def _chunk(
+    q,
+    k,
+    x,
+    b,
+    factor,
+    dt_bias,
+    A,
+    P,
+    q_in,
+    k_in,
+    k_out,
+    decay,
+    steep,
+    left,
+    scale,
+    bound,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    GATE: tl.constexpr,
+    BETA_LOGIT: tl.constexpr,
+    L2NORM: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_STRIDE: tl.constexpr,
+    KB: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """A chunk's work, every pointer at its first token; ``left`` tokens of it with MASKED."""
     oc = tl.arange(0, 64)
-    apart = oc[:, None] ^ oc[None, :]
-    at = tl.arange(0, 2 * s)
-    G3 = tl.reshape(G, [32 // s, 2 * s, KB])
-    ref = tl.sum(tl.where((at == s - 1)[None, :, None], G3, 0.0), 1)
-    gap = tl.where((at >= s)[None, :, None], G3 - ref[:, None, :], ref[:, None, :] - G3)
-    f = power_of_2(tl.reshape(gap, [64, KB]))
-    mask = (apart >= s) & (apart < 2 * s)
-    KK += tl.where(mask, _pair(kf * f, kf * f), 0.0)
-    QK += tl.where(mask, _pair(qf * f, kf * f), 0.0)
-    return KK, QK
+    beta = _beta(b + oc * HV, oc < left, BETA_LOGIT, MASKED)
+    o = tl.arange(0, 32)
+    m0 = o < left
+    m1 = o + 32 < left
+    rk0 = tl.full([32], 1.0, tl.float32)
+    rk1 = rk0
+    rq0 = tl.full([32], scale, tl.float32)
+    rq1 = rq0
+    if L2NORM:
+        t = o.to(tl.int64)
+        rk0 = _inverse_norms(k, t, m0, K_STRIDE, K, BK, MASKED)
+        rk1 = _inverse_norms(k + 32 * K_STRIDE, t, m1, K_STRIDE, K, BK, MASKED)
+        rq0 = _inverse_norms(q, t, m0, Q_STRIDE, K, BK, MASKED) * scale
+        rq1 = _inverse_norms(q + 32 * Q_STRIDE, t, m1, Q_STRIDE, K, BK, MASKED) * scale
+    runs = tl.arange(0, 2)
+    run = (runs * 16).to(tl.int64)[None, :, None, None]
+    at = tl.arange(0, 16)[None, None, :, None]
+    token = at.to(tl.int64)
+    pair = tl.arange(0, KB // 2)[:, None] * 2 + runs[None, :]
+    first = tl.zeros([64, 32], tl.float32)
+    second = tl.zeros([64, 32], tl.float32)
+    across = tl.zeros([64, 32], tl.float32)
+    lowest = tl.zeros([KB // 2, 2], tl.float32)
+    ALL: tl.constexpr = not MASKED and BK == K
+    for ib in tl.static_range(BK // KB):
+        oj = ib * KB + pair
+        mj = oj < K
+        oj4 = _per_channel(oj.to(tl.int64))
+        mask0 = ((runs * 16)[None, :, None, None] + at < left) & _per_channel(mj)
+        mask1 = ((runs * 16)[None, :, None, None] + at + 32 < left) & _per_channel(mj)
+        # Offsets of threads, then of what each holds: constants that loads and stores take in.
+        k_at = (k + (run * K_STRIDE + oj4)) + token * K_STRIDE
+        q_at = (q + (run * Q_STRIDE + oj4)) + token * Q_STRIDE
+        wide = run * BK + oj4
+        if GATE == 0:
+            g0 = tl.zeros([KB // 2, 2, 16, 2], tl.float32)
+            g1 = g0
+        else:
+            x_at = (x + (run * (HV * K) + oj4)) + token * (HV * K)
+            g0 = _load(x_at, mask0, not ALL)
+            g1 = _load(x_at + 32 * HV * K, mask1, not ALL)
+            bias = tl.zeros([KB // 2, 2], tl.float32)
+            if GATE > 1:
+                bias = tl.load(dt_bias + oj, mask=mj, other=0.0)
+            bias = _per_channel(bias)
+            g0 = fast_log2_decay(g0, factor, bias, bound, GATE)
+            g1 = fast_log2_decay(g1, factor, bias, bound, GATE)
+            if not ALL:
+                g0 = tl.where(mask0, g0, 0.0)
+                g1 = tl.where(mask1, g1, 0.0)
+        total0 = tl.sum(g0, 2)
+        total1 = tl.sum(g1, 2)
+        early = (runs == 0)[None, :, None]
+        early0, half0, early1, half1 = tl.reduce(
+            (tl.where(early, total0, 0.0), total0, tl.where(early, total1, 0.0), total1), 1, _add
+        )
+        G0 = _about_middle(g0, early0, half0)
+        G1 = _about_middle(g1, early1, half1)
+        lowest = tl.minimum(lowest, tl.minimum(half0, half1))
+        tl.store(decay + oj, half0 + half1)
+
+        kf = _load(k_at, mask0, not ALL) * _per_token(rk0)
+        r = power_of_2(G0)
+        kr = kf * r
+        ks = kf * power_of_2_minus(G0)
+        root = _per_channel(power_of_2(0.5 * half0))
+        tl.store((k_in + wide) + token * BK, (kr * root).to(k_in.dtype.element_ty))
+        far = ks * root
+        rest = far * _per_channel(power_of_2(half1))
+        tl.store((k_out + wide) + token * BK, rest.to(k_out.dtype.element_ty))
+        right = tl.trans(_rows(ks, KB))
+        far = tl.trans(_rows(far, KB))
+        qr = _load(q_at, mask0, not ALL) * _per_token(rq0) * r
+        tl.store((q_in + wide) + token * BK, (qr * root).to(q_in.dtype.element_ty))
+        first = tl.dot(_rows_of_both(qr, kr, KB), right, first)
+
+        kf = _load(k_at + 32 * K_STRIDE, mask1, not ALL) * _per_token(rk1)
+        r = power_of_2(G1)
+        kr = kf * r
+        ks = kf * power_of_2_minus(G1)
+        root = _per_channel(power_of_2(0.5 * half1))
+        rest = ks * root
+        tl.store((k_out + 32 * BK + wide) + token * BK, rest.to(k_out.dtype.element_ty))
+        right = tl.trans(_rows(ks, KB))
+        qr = _load(q_at + 32 * Q_STRIDE, mask1, not ALL) * _per_token(rq1) * r
+        second = tl.dot(_rows_of_both(qr, kr, KB), right, second)
+        into = _per_channel(power_of_2(half0))
+        kr = kr * root
+        tl.store((k_in + 32 * BK + wide) + token * BK, (kr * into).to(k_in.dtype.element_ty))
+        qr = qr * root
+        tl.store((q_in + 32 * BK + wide) + token * BK, (qr * into).to(q_in.dtype.element_ty))
+        across = tl.dot(_rows_of_both(qr, kr, KB), far, across)
+    is_steep = tl.min(tl.min(lowest, 1)) < -2 * MOST_LOG2
+    tl.store(steep, is_steep.to(tl.int32))
+    QK0, KK0 = _part(first)
+    QK1, KK1 = _part(second)
+    QKX, KKX = _part(across)
+    tile = oc[:, None] * 64 + oc[None, :]
+    QK = _square(QK0, QKX, QK1).to(P.dtype.element_ty)
+    tl.store(P + tile, keep_lower(QK))
+    G = _as_product(_square(KK0, KKX, KK1))
+    tokens = 64
+    if MASKED:
+        tokens = left
+    tl.store(A + tile, update_matrix(G, beta, tokens).to(A.dtype.element_ty))
 
 
 @triton.jit
@@ -64,8 +290,6 @@ def prepare(
     decay,
     steep_chunks,
     chunks,
-    q_stride,
-    k_stride,
     scale,
     lower_bound,
     H: tl.constexpr,
@@ -76,105 +300,46 @@ def prepare(
     GATE: tl.constexpr,
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_STRIDE: tl.constexpr,
     KB: tl.constexpr,
-    STEEP: tl.constexpr,
 ):
     """Tiles A, P [chunk, HV, C, C], q_in, k_in, k_out [chunk, HV, C, BK], log2 decay of chunks.
 
-    KB channels are worked on at a time. Without STEEP the middle of the chunk is the reference, and
-    the chunks where that overflows are marked in steep_chunks; with STEEP those are done again.
+    KB channels are worked on at a time; chunks too steep for that are marked in steep_chunks.
     """
     ic = tl.program_id(0)
     hv = tl.program_id(1)
-    if STEEP:  # noqa: SIM102 (a constant of the compilation, apart from a value)
-        if tl.load(steep_chunks + ic * HV + hv) == 0:
-            return
     h = hv // (HV // H)
     t0 = tl.load(chunks + 2 * ic).to(tl.int64)
-    end = tl.load(chunks + 2 * ic + 1).to(tl.int64)
-    oc = tl.arange(0, C)
-    ok = tl.arange(0, BK)
-    t = t0 + oc
-    m = t < end
-    row = (ic * HV + hv).to(tl.int64) * C
-    at_k = k + t[:, None] * k_stride + h * K
-    at_q = q + t[:, None] * q_stride + h * K
-    rk = tl.full([C], 1.0, tl.float32)
-    rq = tl.full([C], scale, tl.float32)
-    if L2NORM:
-        every = m[:, None] & (ok < K)[None, :]
-        x2 = tl.load(at_k + ok[None, :], mask=every, other=0.0).to(tl.float32)
-        rk = tl.rsqrt(tl.sum(x2 * x2, 1) + 1e-6)
-        x2 = tl.load(at_q + ok[None, :], mask=every, other=0.0).to(tl.float32)
-        rq = tl.rsqrt(tl.sum(x2 * x2, 1) + 1e-6) * scale
-    a_factor = 0.0
+    left = (tl.load(chunks + 2 * ic + 1).to(tl.int64) - t0).to(tl.int32)
+    tile = (ic * HV + hv).to(tl.int64)
+    q += t0 * Q_STRIDE + h * K
+    k += t0 * K_STRIDE + h * K
+    if GATE > 0:
+        x += (t0 * HV + hv) * K
+    b += t0 * HV + hv
+    A += tile * (C * C)
+    P += tile * (C * C)
+    q_in += tile * (C * BK)
+    k_in += tile * (C * BK)
+    k_out += tile * (C * BK)
+    decay += tile * BK
+    steep_chunks += tile
+    factor = 0.0
+    if GATE == 2:
+        factor = -tl.exp(tl.load(a_log + hv))
+    elif GATE == 3:
+        factor = tl.exp(tl.load(a_log + hv))
     if GATE > 1:
-        a_factor = tl.load(a_log + hv)
-    KK = tl.zeros([C, C], tl.float32)
-    QK = tl.zeros([C, C], tl.float32)
-    lowest = tl.zeros([KB], tl.float32)
-    for ib in range(BK // KB):
-        oj = ib * KB + tl.arange(0, KB)
-        mj = oj < K
-        mask = m[:, None] & mj[None, :]
-        if GATE == 0:
-            g = tl.zeros([C, KB], tl.float32)
-        else:
-            g = tl.load(x + (t[:, None] * HV + hv) * K + oj[None, :], mask=mask, other=0.0)
-            g = g.to(tl.float32)
-            if GATE > 1:
-                bias = tl.load(dt_bias + hv * K + oj, mask=mj, other=0.0)
-                g = log_decay(g, a_factor, bias[None, :], lower_bound, GATE, FAST=True)
-                g = tl.where(mask, g, 0.0)
-        g = tl.maximum(g * LOG2_E, -200.0)  # 2^-200 is 0 in fp32; keeps -inf out of differences
-        G = tl.cumsum(g, 0)
-        whole = tl.min(G, 0)  # the last of the falling sums, with their rounding
-        tl.store(decay + (ic * HV + hv) * BK + oj, whole)
-        kf = tl.load(at_k + oj[None, :], mask=mask, other=0.0).to(tl.float32) * rk[:, None]
-        qf = tl.load(at_q + oj[None, :], mask=mask, other=0.0).to(tl.float32) * rq[:, None]
-        wide = (row + oc[:, None]) * BK + oj[None, :]
-        into = power_of_2(G)
-        tl.store(k_in + wide, (kf * into).to(k_in.dtype.element_ty))
-        tl.store(q_in + wide, (qf * into).to(q_in.dtype.element_ty))
-        rest = kf * power_of_2(whole[None, :] - G)
-        tl.store(k_out + wide, rest.to(k_out.dtype.element_ty))
-        middle = tl.sum(tl.where(oc[:, None] < 32, g, 0.0), 0)
-        gap = G - middle[None, :]
-        if not STEEP:
-            r = power_of_2(gap)
-            ks = kf * power_of_2(-gap)
-            KK += _pair(kf * r, ks)
-            QK += _pair(qf * r, ks)
-            lowest = tl.minimum(lowest, tl.minimum(middle, whole - middle))
-        else:
-            one = tl.sum(tl.where(oc[:, None] < 16, g, 0.0), 0)
-            three = tl.sum(tl.where(oc[:, None] < 48, g, 0.0), 0)
-            most = tl.minimum(
-                tl.minimum(one, middle - one), tl.minimum(three - middle, whole - three)
-            )
-            if tl.min(most) > -MOST_LOG2:
-                near = G - tl.where(oc[:, None] < 32, one[None, :], three[None, :])
-                r = power_of_2(near)
-                ks = kf * power_of_2(-near)
-                far = power_of_2(tl.minimum(gap, 0.0))
-                kn = kf * power_of_2(tl.minimum(-gap, 0.0))
-                across = (oc[:, None] >= 32) & (oc[None, :] < 32)
-                KK += tl.where(across, _pair(kf * far, kn), _pair(kf * r, ks))
-                QK += tl.where(across, _pair(qf * far, kn), _pair(qf * r, ks))
-            else:
-                KK, QK = _join_halves(KK, QK, kf, qf, G, 32, KB)
-                KK, QK = _join_halves(KK, QK, kf, qf, G, 16, KB)
-                KK, QK = _join_halves(KK, QK, kf, qf, G, 8, KB)
-                KK, QK = _join_halves(KK, QK, kf, qf, G, 4, KB)
-                KK, QK = _join_halves(KK, QK, kf, qf, G, 2, KB)
-                KK, QK = _join_halves(KK, QK, kf, qf, G, 1, KB)
-                QK += tl.where(oc[:, None] == oc[None, :], tl.sum(qf * kf, 1)[:, None], 0.0)
-    if not STEEP:
-        steep = tl.min(lowest) < -MOST_LOG2
-        tl.store(steep_chunks + ic * HV + hv, steep.to(tl.int32))
-    beta = tl.load(b + t * HV + hv, mask=m, other=0.0).to(tl.float32)
-    if BETA_LOGIT:
-        beta = tl.where(m, sigmoid(beta), 0.0)
-    tile = (row + oc[:, None]) * C + oc[None, :]
-    tl.store(P + tile, keep_lower(QK.to(P.dtype.element_ty)))
-    tl.store(A + tile, update_matrix(KK, beta, C).to(A.dtype.element_ty))
+        dt_bias += hv * K
+    if left >= C:
+        _chunk(
+            q, k, x, b, factor, dt_bias, A, P, q_in, k_in, k_out, decay, steep_chunks, left, scale,
+            lower_bound, HV, K, BK, GATE, BETA_LOGIT, L2NORM, Q_STRIDE, K_STRIDE, KB, False,
+        )  # fmt: skip
+    else:
+        _chunk(
+            q, k, x, b, factor, dt_bias, A, P, q_in, k_in, k_out, decay, steep_chunks, left, scale,
+            lower_bound, HV, K, BK, GATE, BETA_LOGIT, L2NORM, Q_STRIDE, K_STRIDE, KB, True,
+        )  # fmt: skip
