@@ -19,7 +19,9 @@ import triton
 
 from benchmarks.kernels.case import Case, Row, measure
 
-MODULES = ("scalar_decay", "gated_linear", "short_conv", "paged_attention", "state_copy")
+MODULES = (
+    "scalar_decay", "gated_linear", "short_conv", "paged_attention", "state_copy", "replay"
+)  # fmt: skip
 
 
 def cases(only: list[str]) -> list[Case]:

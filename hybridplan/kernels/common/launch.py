@@ -50,7 +50,7 @@ def pipeline_stages(wanted: int, element_bytes: int, device: torch.device) -> in
     return wanted if room >= 227 * 1024 else min(wanted, 2) if room >= 160 * 1024 else 1
 
 
-TileMap = tuple[Any, int, int, int, tuple[int, int]]
+TileMap = tuple[Any, int, int, int, tuple[int, ...]]
 """A tensor seen as [rows, columns], read by tiles: (base, rows, columns, row stride, tile).
 
 The caller has checked that base and rows lie on 16 bytes and that columns are contiguous.
@@ -58,13 +58,13 @@ The caller has checked that base and rows lie on 16 bytes and that columns are c
 
 
 def descriptor(
-    base: Any, rows: int, columns: int, stride: int, block: tuple[int, int]
+    base: Any, rows: int, columns: int, stride: int, block: tuple[int, ...]
 ) -> TensorDescriptor:
     """Triton's descriptor of a :data:`TileMap`, past the checks its constructor would repeat."""
     made = object.__new__(TensorDescriptor)
     made.base = base
-    made.shape = [rows, columns]
-    made.strides = [stride, 1]
+    made.shape = [rows, columns] if len(block) == 2 else [columns]
+    made.strides = [stride, 1] if len(block) == 2 else [1]
     made.block_shape = list(block)
     made.padding = "zero"
     return made

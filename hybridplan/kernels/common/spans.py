@@ -16,8 +16,9 @@ class Spans:
     """spans: int32 [spans, 4]: first token, end token, export slot (-1: none), sequence.
 
     walks: int32 [walks, 8]: first span, number of spans (at least one), sequence, place in its
-    sequence, walks of its sequence, first walk of its sequence, first stop, 0; one program goes one
-    walk. Without segments a sequence is one walk, and walk n is sequence n.
+    sequence, walks of its sequence, first part of its sequence, first stop, parts of its sequence;
+    one program goes one walk. Without segments a sequence is one walk, and walk n is sequence n.
+    Parts are the walks that ``part_tokens`` as segment would give.
     stops: int32 [stops + 1, 2]: a token at which a span's full chunk starts, the slot for the state
     before it; the last row names no token.
     inner: int32 [inner_count], the walks that another one of the same sequence follows.
@@ -31,7 +32,7 @@ class Spans:
     inner_count: int
 
 
-_MADE: weakref.WeakKeyDictionary[ChunkIndex, dict[tuple[int, int], Spans]] = (
+_MADE: weakref.WeakKeyDictionary[ChunkIndex, dict[tuple[int, int, int], Spans]] = (
     weakref.WeakKeyDictionary()
 )
 """Spans live as long as the chunk table they belong to, which captured graphs keep alive."""
@@ -42,6 +43,7 @@ def spans_of(
     exports: tuple[tuple[int, int, int], ...],
     segment_tokens: int = 0,
     stop_tokens: int = 0,
+    part_tokens: int = 0,
 ) -> Spans:
     """Spans of the batch that ``index`` was made for, with the same exports; made once.
 
@@ -50,7 +52,7 @@ def spans_of(
     chunks is a stop of its span.
     """
     made = _MADE.setdefault(index, {})
-    found = made.get((segment_tokens, stop_tokens))
+    found = made.get((segment_tokens, stop_tokens, part_tokens))
     if found is None:
         device = index.chunks.device
         if is_capturing(device):
@@ -58,7 +60,9 @@ def spans_of(
                 "this batch's spans are not on the device yet and a CUDA graph is being captured; "
                 "call once with the same lengths and exports before the capture"
             )
-        spans, walks, stops = _rows(index.lengths, exports, segment_tokens, stop_tokens)
+        spans, walks, stops = _rows(
+            index.lengths, exports, segment_tokens, stop_tokens, part_tokens
+        )
         inner = [i for i, walk in enumerate(walks) if walk[3] + 1 < walk[4]]
         found = Spans(
             torch.tensor(spans, dtype=torch.int32, device=device),
@@ -68,7 +72,7 @@ def spans_of(
             len(walks),
             len(inner),
         )
-        made[segment_tokens, stop_tokens] = found
+        made[segment_tokens, stop_tokens, part_tokens] = found
     return found
 
 
@@ -77,16 +81,17 @@ def _rows(
     exports: tuple[tuple[int, int, int], ...],
     segment_tokens: int,
     stop_tokens: int,
+    part_tokens: int = 0,
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[tuple[int, int]]]:
     spans: list[tuple[int, ...]] = []
     walks: list[tuple[int, ...]] = []
     stops: list[tuple[int, int]] = []
-    base = 0
+    base = first_part = 0
     for n, length in enumerate(lengths):
         slot_at = {position: slot for s, position, slot in exports if s == n}
         ends = set(range(segment_tokens, length, segment_tokens)) if segment_tokens else set()
         ends.add(length)
-        first_walk, first_span, start = len(walks), len(spans), 0
+        first_span, start = len(spans), 0
         first_stop = len(stops)
         shares = []
         edges = sorted(ends | set(slot_at))
@@ -100,7 +105,9 @@ def _rows(
             if stop in ends:
                 shares.append((first_span, len(spans) - first_span, first_stop))
                 first_span, first_stop = len(spans), len(stops)
+        parts = max(1, -(-length // part_tokens)) if part_tokens else 1
         for place, (first, count, at) in enumerate(shares):
-            walks.append((first, count, n, place, len(shares), first_walk, at, 0))
+            walks.append((first, count, n, place, len(shares), first_part, at, parts))
+        first_part += parts
         base += length
     return spans, walks, [*stops, (-1, -1)]

@@ -42,8 +42,8 @@ class TokenDecay:
 class MambaStep:
     """Mamba-2's step: raw ``dt`` [rows, HV], ``a_log`` and ``dt_bias`` fp32 [HV].
 
-    The step is dt + dt_bias, through softplus unless told otherwise. The decay of a token is
-    -exp(a_log) * step, and its input v is multiplied by the step.
+    The step is dt + dt_bias, through softplus unless told otherwise, and not negative. The decay of
+    a token is -exp(a_log) * step, and its input v is multiplied by the step.
     """
 
     dt: Tensor

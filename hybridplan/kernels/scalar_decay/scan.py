@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hybridplan.kernels.common.gates import log_2, power_of_2
+from hybridplan.kernels.common.hints import prefetch, recomputed, touch
 from hybridplan.kernels.common.stores import store_pairs
 from hybridplan.kernels.scalar_decay.gates import LOG2E, GateKind, mamba_step
 
@@ -34,8 +36,10 @@ def sum_gates(
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SOFTPLUS: tl.constexpr,
+    FOLD: tl.constexpr,
 ):
-    # one program per (chunk, BH heads): reach and weight are written token-contiguous, [HV, T]
+    # one program per (chunk, BH heads): reach and weight are written token-contiguous, [HV, T];
+    # with FOLD weight holds r_j - log2 w_j, so that a product needs one exponent and no weight
     blocks: tl.constexpr = (HV + BH - 1) // BH
     chunk = tl.program_id(0) // blocks
     h = (tl.program_id(0) % blocks) * BH + tl.arange(0, BH)
@@ -51,51 +55,113 @@ def sum_gates(
             bias = tl.load(dt_bias + h, mask=h < HV, other=0.0)
         step = mamba_step(x, bias[None, :], HAS_BIAS, SOFTPLUS)
         step = tl.where(inside, step, 0.0)
-        tl.store(weight + at, step, mask=inside)
         decay = -tl.exp(tl.load(a_log + h, mask=h < HV, other=0.0))[None, :] * step
     else:
         decay = x.to(tl.float32)
-    tl.store(reach + at, tl.cumsum(decay * LOG2E, 0), mask=inside)
+    r = tl.cumsum(decay * LOG2E, 0)
+    tl.store(reach + at, r, mask=inside)
+    if KIND == _MAMBA:
+        tl.store(weight + at, r - log_2(tl.maximum(step, 1e-37)) if FOLD else step, mask=inside)
 
 
 @triton.jit
-def _output(S, bq, bk, vt, reach, weight, scale, C: tl.constexpr, DT: tl.constexpr):
-    i = tl.arange(0, C)
-    later = i[None, :] >= i[:, None]
-    gap = tl.exp2(tl.where(later, reach[None, :] - reach[:, None], -1e9))
-    inside = tl.dot(bk, tl.trans(bq), input_precision="tf32x3") * gap * (weight * scale)[:, None]
-    out = tl.dot(S.to(DT), tl.trans(bq), input_precision="tf32x3")
-    out = out * (tl.exp2(reach) * scale)[None, :]
-    return tl.dot(vt.to(DT), inside.to(DT), out, input_precision="tf32x3")
+def _against(bq, bk, S, DT: tl.constexpr):
+    """The state and the chunk's keys against its queries: S Q^T and K Q^T."""
+    columns = tl.trans(bq)
+    carried = tl.dot(S.to(DT), columns, input_precision="tf32x3")
+    return carried, tl.dot(bk, columns, input_precision="tf32x3")
 
 
 @triton.jit
-def _next_state(S, bk, vt, reach, total, weight, DT: tl.constexpr):
-    left = tl.exp2(tl.minimum(total - reach, 0.0)) * weight
-    return tl.dot((vt * left[None, :]).to(DT), bk, S * tl.exp2(total), input_precision="tf32x3")
+def _inside(products, r, w, scale, DT: tl.constexpr, FOLD: tl.constexpr, FIXED: tl.constexpr):
+    i = tl.arange(0, r.shape[0])
+    j = i if FIXED else recomputed(i)
+    later = i[None, :] >= j[:, None]
+    if FOLD:
+        before = w - scale
+        inside = products * power_of_2(tl.where(later, r[None, :] - before[:, None], -1e9))
+    else:
+        gap = power_of_2(tl.where(later, r[None, :] - r[:, None], -1e9))
+        inside = products * gap * (w * scale)[:, None]
+    return inside.to(DT)
 
 
 @triton.jit
-def _gates(reach, weight, at, t0, per_head, next_total, C: tl.constexpr, KIND: tl.constexpr):
-    """r, the weights, r at the end of this full chunk and of the next (read one chunk ahead)."""
+def _reached(r, scale, FOLD: tl.constexpr):
+    return power_of_2(r + scale) if FOLD else power_of_2(r) * scale
+
+
+@triton.jit
+def _output(
+    carried,
+    products,
+    bv,
+    r,
+    w,
+    scale,
+    DT: tl.constexpr,
+    FOLD: tl.constexpr,
+    FIXED: tl.constexpr,
+):
+    inside = _inside(products, r, w, scale, DT, FOLD, FIXED)
+    out = carried * _reached(r, scale, FOLD)[None, :]
+    return tl.dot(tl.trans(bv), inside, out, input_precision="tf32x3")
+
+
+@triton.jit
+def _next_state(S, bk, bv, r, w, total, DT: tl.constexpr, FOLD: tl.constexpr):
+    left = power_of_2(total - w) if FOLD else power_of_2(tl.minimum(total - r, 0.0)) * w
+    weighted = (bv.to(tl.float32) * left[:, None]).to(DT)
+    S = S * power_of_2(total)
+    return tl.dot(tl.trans(weighted), bk, S, input_precision="tf32x3")
+
+
+@triton.jit
+def _gates(
+    reach,
+    weight,
+    dr,
+    dw,
+    at,
+    t0,
+    per_head,
+    next_total,
+    C: tl.constexpr,
+    KIND: tl.constexpr,
+    FOLD: tl.constexpr,
+):
+    """r, the weights, r at the end of this full chunk and of the second next (read ahead)."""
     i = tl.arange(0, C)
     if KIND == _PER_HEAD:
         r = (i + 1) * per_head
-        w = tl.full([C], 1.0, tl.float32)
         total = C * per_head
         ahead = next_total
     else:
-        r = tl.load(reach + at + t0 + i)
-        w = tl.full([C], 1.0, tl.float32)
-        if KIND == _MAMBA:
-            w = tl.load(weight + at + t0 + i)
+        r = dr.load([at + t0]) if dr is not None else tl.load(reach + at + t0 + i)
         total = next_total
-        ahead = tl.load(reach + at + t0 + 2 * C - 1)
+        ahead = tl.load(reach + at + t0 + 3 * C - 1)
+    if KIND != _MAMBA:
+        w = r if FOLD else tl.full([C], 1.0, tl.float32)
+    elif dw is not None:
+        w = dw.load([at + t0])
+    else:
+        w = tl.load(weight + at + t0 + i)
     return r, w, total, ahead
 
 
 @triton.jit
-def _rest_gates(reach, weight, at, t0, tail, end, per_head, C: tl.constexpr, KIND: tl.constexpr):
+def _rest_gates(
+    reach,
+    weight,
+    at,
+    t0,
+    tail,
+    end,
+    per_head,
+    C: tl.constexpr,
+    KIND: tl.constexpr,
+    FOLD: tl.constexpr,
+):
     """r, weights and r at the end of at most C tokens from t0 of the chunk that starts at tail."""
     i = tl.arange(0, C)
     t = t0 + i
@@ -108,9 +174,12 @@ def _rest_gates(reach, weight, at, t0, tail, end, per_head, C: tl.constexpr, KIN
         before = tl.load(reach + at + t0 - 1, mask=t0 > tail, other=0.0)
         total = tl.load(reach + at + stop - 1) - before
         # beyond the end nothing decays, so that no exponent is positive
-        r = tl.where(t < end, tl.load(reach + at + t, mask=t < end, other=0.0) - before, total)
+        raw = tl.load(reach + at + t, mask=t < end, other=0.0)
+        r = tl.where(t < end, raw - before, total)
         if KIND == _MAMBA:
             w = tl.load(weight + at + t, mask=t < end, other=0.0)
+            if FOLD:
+                w = tl.where(t < end, power_of_2(raw - w), 0.0)
     return r, w, total
 
 
@@ -131,6 +200,8 @@ def local_states(
     totals,
     dk,
     dv,
+    dr,
+    dw,
     stride_k,
     stride_v,
     stride_slot,
@@ -145,6 +216,8 @@ def local_states(
     DT: tl.constexpr,
     KIND: tl.constexpr,
     TMA: tl.constexpr,
+    FOLD: tl.constexpr,
+    TOUCH: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """State that each inner walk adds, from zero (the first walk: from the initial state).
@@ -154,19 +227,19 @@ def local_states(
     consist of full chunks; ``totals`` gets their summed log2 decay. K is a power of two.
     """
     pid = tl.program_id(0)
-    NV: tl.constexpr = V // BV
-    iv = pid % NV
-    hv = (pid // NV) % HV
+    NV: tl.constexpr = HV * V // BV
+    rows = (pid % NV) * BV
+    hv = rows // V
     h = hv // (HV // G)
-    walk = tl.load(inner + pid // (NV * HV))
+    walk = tl.load(inner + pid // NV)
     n = tl.load(walks + 8 * walk + 2)
     slot = tl.load(slots + n)
     if (slot < 0) | (slot >= pool_slots):
         return
     ok = tl.arange(0, K)
-    ov = iv * BV + tl.arange(0, BV)
+    ov = rows + tl.arange(0, BV)
     oc = tl.arange(0, C)
-    cell = hv * (V * K) + ov[:, None] * K + ok[None, :]
+    cell = ov[:, None] * K + ok[None, :]
     size: tl.constexpr = HV * V * K
     S = tl.zeros([BV, K], tl.float32)
     if tl.load(walks + 8 * walk + 3) == 0:
@@ -179,25 +252,33 @@ def local_states(
     per_head = 0.0
     if KIND == _PER_HEAD:
         per_head = tl.load(log_decay + hv) * LOG2E
-    at = hv.to(tl.int64) * tokens
+    at = hv * tokens
     span0 = tl.load(walks + 8 * walk)
     first = tl.load(spans + 4 * span0)
     end = tl.load(spans + 4 * (span0 + tl.load(walks + 8 * walk + 1) - 1) + 1)
     next_total = 0.0
+    later_total = 0.0
     if KIND != _PER_HEAD:
         next_total = tl.load(reach + at + first + C - 1)
+        later_total = tl.load(reach + at + first + 2 * C - 1)
     decay = 0.0
     for it in tl.range(0, (end - first) // C, num_stages=STAGES):
         t0 = first + it * C
         if TMA:
             bk = dk.load([t0, h * K]).to(DT)
-            vt = tl.trans(dv.load([t0, hv * V + iv * BV])).to(tl.float32)
+            bv = dv.load([t0, rows])
         else:
             t = t0.to(tl.int64) + oc
             bk = tl.load(k + t[:, None] * stride_k + h * K + ok[None, :]).to(DT)
-            vt = tl.load(v + t[None, :] * stride_v + hv * V + ov[:, None]).to(tl.float32)
-        r, w, total, next_total = _gates(reach, weight, at, t0, per_head, next_total, C, KIND)
-        S = _next_state(S, bk, vt, r, total, w, DT)
+            bv = tl.load(v + t[:, None] * stride_v + ov[None, :])
+        if TOUCH:
+            touch(bk)
+        r, w, total, ahead = _gates(
+            reach, weight, dr, dw, at, t0, per_head, next_total, C, KIND, FOLD
+        )
+        next_total = later_total + 0.0
+        later_total = ahead
+        S = _next_state(S, bk, bv, r, w, total, DT, FOLD)
         decay += total
     tl.store(states + walk.to(tl.int64) * size + cell, S)
     tl.store(totals + walk * HV + hv, decay)
@@ -225,6 +306,8 @@ def scan(
     dk,
     dv,
     do,
+    dr,
+    dw,
     stride_q,
     stride_k,
     stride_v,
@@ -245,15 +328,19 @@ def scan(
     HAS_SKIP: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
+    FOLD: tl.constexpr,
     EXPORT: tl.constexpr,
+    TOUCH: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     """Go one walk: outputs, exported states, and after a sequence's last walk its final state."""
     pid = tl.program_id(0)
-    NV: tl.constexpr = V // BV
-    iv = pid % NV
-    hv = (pid // NV) % HV
-    walk = pid // (NV * HV)
+    NV: tl.constexpr = HV * V // BV
+    SPLIT: tl.constexpr = PARTS > 0
+    rows = (pid % NV) * BV
+    hv = rows // V
+    walk = pid // NV
     n = tl.load(walks + 8 * walk + 2)
     h = hv // (HV // G)
     slot = tl.load(slots + n)
@@ -261,10 +348,10 @@ def scan(
         return
     origin = tl.load(read_slots + n)
     ok = tl.arange(0, KP)
-    ov = iv * BV + tl.arange(0, BV)
+    ov = rows + tl.arange(0, BV)
     oc = tl.arange(0, C)
     in_k = ok < K
-    cell = hv * (V * K) + ov[:, None] * K + ok[None, :]
+    cell = ov[:, None] * K + ok[None, :]
     place = 0
     walk_count = 1
     if SPLIT:
@@ -279,19 +366,23 @@ def scan(
     else:
         S = tl.zeros([BV, KP], tl.float32)
         if SPLIT:
-            begin = walk - place
+            begin = tl.load(walks + 8 * walk + 5)
             if place == 0:
-                begin = walk + walk_count - 1
-            for i in range(tl.maximum(place, 1)):
-                decay = tl.exp2(tl.load(totals + (begin + i) * HV + hv, mask=place > 0, other=0.0))
+                begin += tl.load(walks + 8 * walk + 7) - 1
+            for i in range(tl.maximum(place * PARTS, 1)):
+                at = totals + (begin + i) * HV + hv
+                decay = tl.exp2(tl.load(at, mask=place > 0, other=0.0))
                 S = S * decay + tl.load(states + (begin + i).to(tl.int64) * size + cell)
     per_head = 0.0
     if KIND == _PER_HEAD:
         per_head = tl.load(log_decay + hv) * LOG2E
+    factor = scale
+    if FOLD:
+        factor = tl.log2(scale)
     skipped = 0.0
     if HAS_SKIP:
         skipped = tl.load(skip + hv)
-    gates = hv.to(tl.int64) * tokens
+    gates = hv * tokens
     span0 = tl.load(walks + 8 * walk)
     span_count = tl.load(walks + 8 * walk + 1)
     next_stop = 0
@@ -305,21 +396,25 @@ def scan(
         export_slot = tl.load(spans + 4 * j + 2)
         full = (end - first) // C
         next_total = 0.0
+        later_total = 0.0
         if KIND != _PER_HEAD:
             next_total = tl.load(reach + gates + first + C - 1)
+            later_total = tl.load(reach + gates + first + 2 * C - 1)
         for it in tl.range(0, full, num_stages=STAGES):
             t0 = first + it * C
             t = t0.to(tl.int64) + oc
+            if PREFETCH:
+                coming = tl.minimum(t + PREFETCH * C, end - 1)
+                prefetch(v + coming * stride_v + rows)
             if TMA:
                 bq = dq.load([t0, h * K]).to(DT)
                 bk = dk.load([t0, h * K]).to(DT)
-                vt = tl.trans(dv.load([t0, hv * V + iv * BV])).to(tl.float32)
             else:
-                rows = t[:, None]
                 cols = h * K + ok[None, :]
-                bq = tl.load(q + rows * stride_q + cols, mask=in_k[None, :], other=0.0).to(DT)
-                bk = tl.load(k + rows * stride_k + cols, mask=in_k[None, :], other=0.0).to(DT)
-                vt = tl.load(v + t[None, :] * stride_v + hv * V + ov[:, None]).to(tl.float32)
+                bq = tl.load(q + t[:, None] * stride_q + cols, mask=in_k[None, :], other=0.0)
+                bk = tl.load(k + t[:, None] * stride_k + cols, mask=in_k[None, :], other=0.0)
+                bq = bq.to(DT)
+                bk = bk.to(DT)
             if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
                 if t0 == stop:
                     stop_slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
@@ -334,18 +429,29 @@ def scan(
                             )
                     next_stop += 1
                     stop = tl.load(stops + 2 * next_stop)
-            r, w, total, next_total = _gates(
-                reach, weight, gates, t0, per_head, next_total, C, KIND
-            )
-            out = _output(S, bq, bk, vt, r, w, scale, C, DT)
-            if HAS_SKIP:
-                out += skipped * vt
+            if TOUCH:
+                touch(bq)
+                touch(bk)
+            carried, products = _against(bq, bk, S, DT)
+            # what is needed now is waited for now
             if TMA:
-                do.store([t0, hv * V + iv * BV], tl.trans(out).to(o.dtype.element_ty))
+                bv = dv.load([t0, rows]).to(DT)
             else:
-                at_o = o + (t[None, :] * HV + hv) * V + ov[:, None]
+                bv = tl.load(v + t[:, None] * stride_v + ov[None, :]).to(DT)
+            r, w, total, ahead = _gates(
+                reach, weight, dr, dw, gates, t0, per_head, next_total, C, KIND, FOLD
+            )
+            next_total = later_total + 0.0
+            later_total = ahead
+            out = _output(carried, products, bv, r, w, factor, DT, FOLD, KIND == _PER_HEAD)
+            if HAS_SKIP:
+                out += skipped * tl.trans(bv).to(tl.float32)
+            if TMA:
+                do.store([t0, rows], tl.trans(out).to(o.dtype.element_ty))
+            else:
+                at_o = o + t[None, :] * (HV * V) + ov[:, None]
                 tl.store(at_o, out.to(o.dtype.element_ty))
-            S = _next_state(S, bk, vt, r, total, w, DT)
+            S = _next_state(S, bk, bv, r, w, total, DT, FOLD)
         # the rest of a span in small steps, which need few registers beside the state
         tail = first + full * C
         for it in tl.range(0, tl.cdiv(end - tail, TAIL), num_stages=1):
@@ -356,15 +462,18 @@ def scan(
             cols = h * K + ok[None, :]
             bq = tl.load(q + t[:, None] * stride_q + cols, mask=mk, other=0.0).to(DT)
             bk = tl.load(k + t[:, None] * stride_k + cols, mask=mk, other=0.0).to(DT)
-            at_v = v + t[None, :] * stride_v + hv * V + ov[:, None]
-            vt = tl.load(at_v, mask=m[None, :], other=0.0).to(tl.float32)
-            r, w, total = _rest_gates(reach, weight, gates, t0, tail, end, per_head, TAIL, KIND)
-            out = _output(S, bq, bk, vt, r, w, scale, TAIL, DT)
+            at_v = v + t[:, None] * stride_v + ov[None, :]
+            bv = tl.load(at_v, mask=m[:, None], other=0.0).to(DT)
+            r, w, total = _rest_gates(
+                reach, weight, gates, t0, tail, end, per_head, TAIL, KIND, FOLD
+            )
+            carried, products = _against(bq, bk, S, DT)
+            out = _output(carried, products, bv, r, w, scale, DT, False, True)
             if HAS_SKIP:
-                out += skipped * vt
-            at_o = o + (t[None, :] * HV + hv) * V + ov[:, None]
+                out += skipped * tl.trans(bv).to(tl.float32)
+            at_o = o + t[None, :] * (HV * V) + ov[:, None]
             tl.store(at_o, out.to(o.dtype.element_ty), mask=m[None, :])
-            S = _next_state(S, bk, vt, r, total, w, DT)
+            S = _next_state(S, bk, bv, r, w, total, DT, False)
         kept = tl.where((export_slot >= 0) & (export_slot < pool_slots), K, 0)
         target = pool + export_slot.to(tl.int64) * stride_slot + cell
         tl.store(target, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])

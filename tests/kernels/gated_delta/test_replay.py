@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hybridplan.kernels.common.checks import KernelInputError
+from hybridplan.kernels.gated_delta import replay
 from hybridplan.kernels.gated_delta.recurrent import recurrent_step
 from hybridplan.kernels.gated_delta.replay import advance, make_ring, replay_step
 
@@ -51,6 +52,35 @@ def test_rejecting_drafts_moves_a_cursor(delta_case, slot_ids):
         want = recurrent_step(p.q, p.k, p.v, p.b, snapshots, slot_ids([[0, 1, 2]]), **p.gates())
         assert torch.allclose(o, want, atol=1e-6)
         written[1] = snapshots[keep - 1]
+
+
+@pytest.mark.parametrize("fold_tokens", [12, 20])
+def test_long_windows_go_by_blocks_of_rows(delta_case, slot_ids, monkeypatch, fold_tokens):
+    monkeypatch.setattr(replay, "_rows", lambda *_: 32)
+    drafts, kept = 9, [9, 2, 6, 9]
+    c = delta_case([drafts * len(kept)], 1, 2, 24, 64)
+    slots = slot_ids([0])
+    lazy = c.state.clone()
+    written = c.state.clone()
+    ring = ring_for(c, 1, fold_tokens, drafts)
+    for i, keep in enumerate(kept):
+        p = c.part(0, i * drafts, (i + 1) * drafts)
+        o = replay_step(p.q, p.k, p.v, p.b, lazy, slots, ring, **p.gates())
+        advance(ring, slots, drafts, keep)
+        snapshots = torch.cat([written, written.new_zeros(drafts - 1, *written.shape[1:])])
+        table = torch.arange(drafts, dtype=torch.int32, device=written.device)[None]
+        want = recurrent_step(p.q, p.k, p.v, p.b, snapshots, table, **p.gates())
+        assert torch.allclose(o, want, atol=2e-6)
+        written = snapshots[keep - 1 : keep]
+
+
+@pytest.mark.parametrize(
+    "requests, heads, rows",
+    [(1, 16, 16), (8, 16, 16), (32, 16, 64), (64, 16, 128), (64, 48, 128)],
+)
+def test_a_program_takes_more_rows_where_there_are_many(requests, heads, rows):
+    assert replay._rows(requests, heads, 128, torch.device("cpu")) == rows
+    assert replay._rows(requests, heads, 48, torch.device("cpu")) == 16
 
 
 def test_padding_keeps_ring_and_state(delta_case, slot_ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ class Case:
         if isinstance(gate, TokenDecay):
             gate = TokenDecay(gate.log_decay[rows].contiguous())
         elif isinstance(gate, MambaStep):
-            gate = MambaStep(gate.dt[rows].contiguous(), gate.a_log, gate.dt_bias)
+            gate = replace(gate, dt=gate.dt[rows].contiguous())
         out = chunk_prefill(
             self.q[rows], self.k[rows], self.v[rows], gate, pool, slots, **arguments
         )
@@ -104,6 +105,22 @@ def test_chunk_matches_fp64(device, shape, gate):
     case = Case(device, [70, 0, 64, 5], shape, gate)
     out, pool = case.run()
     expected, states, _ = recurrent_reference(*case.reference, **case.options)
+    assert error(out, expected) < FP32
+    assert error(pool[case.slots.long()], states) < FP32
+
+
+@pytest.mark.parametrize("scale", [0.5, -0.5])
+def test_steps_may_be_zero_and_the_scale_negative(device, scale):
+    case = Case(device, [70, 130])
+    gate = MambaStep(case.gate.dt.clamp_min(0), case.gate.a_log, softplus=False)
+    decay, weight = mamba_decay(
+        gate.dt.double().cpu(), gate.a_log.double().cpu(), None, softplus=False
+    )
+    case.gate = gate
+    out, pool = case.run(scale=scale)
+    q, k, v, _, initial, starts = case.reference
+    options = case.options | {"weight": weight, "scale": scale}
+    expected, states, _ = recurrent_reference(q, k, v, decay, initial, starts, **options)
     assert error(out, expected) < FP32
     assert error(pool[case.slots.long()], states) < FP32
 
@@ -242,7 +259,15 @@ def test_only_exports_between_full_chunks_are_stops():
     assert spans == [(0, 64, 3, 0), (64, 70, 4, 0), (70, 198, 6, 0), (198, 256, 7, 0),
                      (256, 300, -1, 0)]  # fmt: skip
     assert stops == [(134, 5), (-1, -1)]
-    assert walks == [(0, 5, 0, 0, 1, 0, 0, 0)]
+    assert walks == [(0, 5, 0, 0, 1, 0, 0, 1)]
+
+
+def test_walks_name_the_parts_of_their_sequence():
+    _, walks, _ = _rows((300, 64, 0), (), 128, 0, 64)
+    assert [walk[3:6] + walk[7:] for walk in walks] == [
+        (0, 3, 0, 5), (1, 3, 0, 5), (2, 3, 0, 5), (0, 1, 5, 1), (0, 1, 6, 1)
+    ]  # fmt: skip
+    assert len(_rows((300, 64, 0), (), 64, 0)[1]) == 7
 
 
 def test_several_exports_in_one_pass(device):
