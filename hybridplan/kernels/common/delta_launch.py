@@ -81,7 +81,6 @@ def batch(
     wanted: tuple[Export, ...],
     segment_chunks: int | None,
     trust_ids: bool,
-    export_in_loop: bool,
     per_channel: bool,
 ) -> Batch:
     """Check a batch and make, or find, its tables."""
@@ -99,7 +98,7 @@ def batch(
         can_split or not segment_chunks,
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
-    p = plan(lengths, wanted, segment_chunks, device, export_in_loop)
+    p = plan(lengths, wanted, segment_chunks, device)
     if device.type == "cuda" and has_tma(device) and not p.inner_count and not per_channel:
         programs = p.segment_count * z.HV * (z.V // rows)
         rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
@@ -265,7 +264,7 @@ def scan(
          p.stops, added, moved, live),
         maps,
         sizes_of,
-        (*sizes, b.split, next_power_of_2(p.most_segments), p.export_in_loop, tma, depth, overlap),
+        (*sizes, b.split, next_power_of_2(p.most_segments), p.has_stops, tma, depth, overlap),
         options,
     )  # fmt: skip
     return [local, whole] if b.split else [whole]

@@ -38,7 +38,7 @@ class Plan:
     chunk_count: int
     segment_count: int
     inner_count: int
-    export_in_loop: bool
+    has_stops: bool
     longest_segment_chunks: int
     most_segments: int
 
@@ -57,11 +57,10 @@ def layout(
     lengths: tuple[int, ...],
     exports: tuple[Export, ...],
     segment_chunks: int,
-    export_in_loop: bool = False,
 ) -> Layout:
     """Walk of a batch. A segment ends after ``segment_chunks`` chunks (0: never).
 
-    An export ends a run; with ``export_in_loop`` one between two full chunks is a stop of its run.
+    An export between two full chunks is a stop of its run; another one ends its run.
     """
     slot_at = {(n, p): slot for n, p, slot in exports}
     chunks: list[tuple[int, int]] = []
@@ -82,7 +81,7 @@ def layout(
                 run.append((a, z))
                 slot = slot_at.get((n, z), -1)
                 whole = i + 1 < len(part) and part[i + 1][1] - part[i + 1][0] == CHUNK_TOKENS
-                if export_in_loop and slot >= 0 and whole and z - a == CHUNK_TOKENS:
+                if slot >= 0 and whole and z - a == CHUNK_TOKENS:
                     stops.append((len(chunks) + first + i + 1, slot))
                     continue
                 if slot >= 0 or z - a < CHUNK_TOKENS or i + 1 == len(part):
@@ -107,10 +106,9 @@ def plan(
     exports: tuple[Export, ...],
     segment_chunks: int,
     device: torch.device,
-    export_in_loop: bool = False,
 ) -> Plan:
     """The tables of a batch on ``device``, kept for the batches seen last."""
-    key = (lengths, exports, segment_chunks, device, export_in_loop)
+    key = (lengths, exports, segment_chunks, device)
     found = _recent.pop(key, None) or _captured.get(key)
     if found is None:
         if is_capturing(device):
@@ -127,7 +125,7 @@ def plan(
     return found
 
 
-_Key = tuple[tuple[int, ...], tuple[Export, ...], int, torch.device, bool]
+_Key = tuple[tuple[int, ...], tuple[Export, ...], int, torch.device]
 _RECENT_PLANS = 256
 _recent: dict[_Key, Plan] = {}
 _captured: dict[_Key, Plan] = {}
@@ -139,9 +137,8 @@ def _build(
     exports: tuple[Export, ...],
     segment_chunks: int,
     device: torch.device,
-    export_in_loop: bool,
 ) -> Plan:
-    walk = layout(lengths, exports, segment_chunks, export_in_loop)
+    walk = layout(lengths, exports, segment_chunks)
     inner = [i for i, s in enumerate(walk.segments) if s[3] + 1 < s[4]]
     spans = [
         sum(full + (tail > 0) for _, full, tail, *_ in walk.runs[a:z]) for a, z, *_ in walk.segments
@@ -159,7 +156,7 @@ def _build(
         len(walk.chunks),
         len(walk.segments),
         len(inner),
-        export_in_loop,
+        len(walk.stops) > 1,
         max(spans),
         max(s[4] for s in walk.segments),
     )

@@ -14,7 +14,6 @@ from hybridplan.kernels.common.delta_plan import Export
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.launch import Launch, Scratch
 from hybridplan.kernels.common.recipe import Recipes, launch_all
-from hybridplan.kernels.common.variants import Variant
 from hybridplan.kernels.common.varlen import sequence_lengths
 
 
@@ -38,7 +37,6 @@ class Call(NamedTuple):
     scale: float
     l2norm: bool
     tma: bool
-    variant: Variant
 
 
 def prefill(
@@ -63,7 +61,6 @@ def prefill(
     segment_chunks: int | None,
     tma: bool | None,
     trust_ids: bool,
-    variant: Variant,
     per_channel: bool,
     recipes: Recipes,
     launches: Callable[[Call, Scratch], list[Launch]],
@@ -75,7 +72,7 @@ def prefill(
     wanted = tuple(exports)
     key = (
         layout, lengths, wanted, gate, lower_bound, beta_is_logit, scale, l2norm, segment_chunks,
-        tma, variant,
+        tma,
     )  # fmt: skip
     known = recipes.get(key, q.device)
     if known is not None:
@@ -91,14 +88,14 @@ def prefill(
     stops = (z.tokens,) if lengths is None else lengths
     b = batch(
         z, q.device, stops, slots, read_slots, wanted, segment_chunks, trust_ids,
-        variant.export == "loop", per_channel,
+        per_channel,
     )  # fmt: skip
     if out is None:
         out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
     call = Call(
         z, b, q, k, v, beta, pool, gate_input, a_log, dt_bias, out, gate, float(lower_bound),
         beta_is_logit, z.K**-0.5 if scale is None else float(scale), l2norm,
-        tma_usable(z, q, k, v, out) if tma is None else tma, variant,
+        tma_usable(z, q, k, v, out) if tma is None else tma,
     )  # fmt: skip
     scratch = Scratch(q.device)
     p = b.plan

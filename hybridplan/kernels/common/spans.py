@@ -30,6 +30,7 @@ class Spans:
     inner: torch.Tensor
     walk_count: int
     inner_count: int
+    has_stops: bool
 
 
 _MADE: weakref.WeakKeyDictionary[ChunkIndex, dict[tuple[int, int, int], Spans]] = (
@@ -71,6 +72,7 @@ def spans_of(
             torch.tensor(inner or [0], dtype=torch.int32, device=device),
             len(walks),
             len(inner),
+            len(stops) > 1,
         )
         made[segment_tokens, stop_tokens, part_tokens] = found
     return found

@@ -12,7 +12,6 @@ from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, has_tma, next_power_of_2
 from hybridplan.kernels.common.recipe import Recipes
-from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.gated_delta.prepare import prepare
 
 
@@ -38,7 +37,6 @@ def chunk_prefill(
     segment_chunks: int | None = None,
     tma: bool | None = None,
     trust_ids: bool = False,
-    variant: Variant = DEFAULT,
 ) -> torch.Tensor:
     """Run N packed sequences; returns o [T, HV, V] and writes each final state into ``pool``.
 
@@ -57,14 +55,13 @@ def chunk_prefill(
 
     ``segment_chunks`` cuts long sequences into segments that run side by side (0: never; None:
     when the card would be idle otherwise). ``tma`` forces tensor descriptors on or off; they make
-    the kernels faster and an eager launch slower where inputs lie at new addresses. ``variant``
-    chooses among builds that give the same results.
+    the kernels faster and an eager launch slower where inputs lie at new addresses.
     Raises KernelInputError before the launch, as recurrent_step; also for a slot that is written
     twice, or written while another sequence starts from it, and for a scale that is not positive.
     """
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
-        dt_bias, 0.0, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids, variant,
+        dt_bias, 0.0, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids,
         False, _RECIPES, _launches,
     )  # fmt: skip
 

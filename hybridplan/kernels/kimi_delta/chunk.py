@@ -13,7 +13,6 @@ from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
 from hybridplan.kernels.common.recipe import Recipes
-from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.kimi_delta.prepare import prepare
 from hybridplan.kernels.kimi_delta.steep import prepare_steep
 
@@ -41,7 +40,6 @@ def chunk_prefill(
     segment_chunks: int | None = None,
     tma: bool | None = None,
     trust_ids: bool = False,
-    variant: Variant = DEFAULT,
 ) -> torch.Tensor:
     """Run N packed sequences; returns o [T, HV, V] and writes each final state into ``pool``.
 
@@ -54,7 +52,7 @@ def chunk_prefill(
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
         dt_bias, lower_bound, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids,
-        variant, True, _RECIPES, _launches,
+        True, _RECIPES, _launches,
     )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from hybridplan.kernels.common import checks, launch
 from hybridplan.kernels.common.recipe import Recipes, launch_all
 from hybridplan.kernels.common.slots import Export, check_id_layout, check_prefill_slots
 from hybridplan.kernels.common.spans import spans_of
-from hybridplan.kernels.common.variants import DEFAULT, Variant
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.scalar_decay import scan
 from hybridplan.kernels.scalar_decay.gates import (
@@ -64,7 +63,6 @@ def chunk_prefill(
     segment_chunks: int | None = None,
     tma: bool | None = None,
     trust_ids: bool = False,
-    variant: Variant = DEFAULT,
 ) -> Tensor:
     """Run N packed sequences; returns o [T, HV, V] and writes each final state into ``pool``.
 
@@ -85,8 +83,7 @@ def chunk_prefill(
     ``segment_chunks`` cuts sequences into segments of that many chunks that run side by side (0:
     never; None: when the card would be half empty otherwise). ``tma`` forces tensor descriptors on
     or off. Raises KernelInputError before the launch on wrong shapes, dtypes, devices, layouts and
-    slot ids; ``trust_ids`` skips reading the ids; ``variant`` (its ``export`` alone counts here)
-    chooses among builds that give the same results.
+    slot ids; ``trust_ids`` skips reading the ids.
     """
     device = v.device
     args = gate_arguments(gate)
@@ -102,7 +99,7 @@ def chunk_prefill(
     stops = check_prefill_slots(slots, read_slots, exports, len(lengths), pool.shape[0], trust_ids)
     if out is None:
         out = torch.empty((T, HV, V), dtype=v.dtype, device=device)
-    call_key = (key, lengths, stops, float(scale), segment_chunks, tma, variant)
+    call_key = (key, lengths, stops, float(scale), segment_chunks, tma)
     known = _RECIPES.get(call_key, device)
     if known is not None and known.run((*given, out)):
         return out
@@ -125,11 +122,9 @@ def chunk_prefill(
         can_split or not segment_chunks,
         "segments need K a power of two from 16, and exports on chunk boundaries",
     )
-    in_loop = variant.export == "loop"
     part_tokens = segment_chunks // parts * CHUNK_TOKENS
-    stop_tokens = CHUNK_TOKENS * in_loop
-    spans = spans_of(index, stops, segment_chunks * CHUNK_TOKENS, stop_tokens, part_tokens)
-    local = spans_of(index, stops, part_tokens, stop_tokens)
+    spans = spans_of(index, stops, segment_chunks * CHUNK_TOKENS, CHUNK_TOKENS, part_tokens)
+    local = spans_of(index, stops, part_tokens, CHUNK_TOKENS)
     programs = HV * V // BV
     # two programs share a processor if there are enough, each with fewer buffers
     many = device.type == "cuda" and spans.walk_count * programs > launch.sm_count(
@@ -189,8 +184,8 @@ def chunk_prefill(
         (dq, dk, dv, do, dr, dw),
         (q.stride(0), k.stride(0), v.stride(0), pool.stride(0), pool.shape[0], T, float(scale)),
         (G, HV, K, KP, V, BV, CHUNK_TOKENS, _TAIL_TOKENS, dtype, int(args.kind),
-         skip is not None, tma, 3 if tma else 2, parts if split else 0, fold, in_loop,
-         tma and many, _AHEAD if tma and shared and split else 0),
+         skip is not None, tma, 3 if tma else 2, parts if split else 0, fold,
+         spans.has_stops, tma and many, _AHEAD if tma and shared and split else 0),
         {"num_warps": 4},
     ))  # fmt: skip
     tables = (index.chunks, spans.walks, spans.spans, spans.stops, local.walks, local.spans,

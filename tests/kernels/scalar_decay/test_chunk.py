@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hybridplan.kernels.common.checks import KernelInputError
 from hybridplan.kernels.common.spans import _rows
-from hybridplan.kernels.common.variants import Variant
 from hybridplan.kernels.scalar_decay.chunk import chunk_prefill
 from hybridplan.kernels.scalar_decay.decay import (
     lightning_log_decay,
@@ -239,18 +238,25 @@ def test_export_is_the_final_state_of_a_shorter_prefill(device, position):
     ],
     ids=["on chunks", "segments", "off chunks"],
 )
-def test_exports_from_inside_the_loop_are_the_same_bits(
+def test_exports_between_full_chunks_are_states_of_shorter_prefills(
     device, lengths, positions, segment_chunks, gate
 ):
     case = Case(device, lengths, gate=gate)
     exports = [(n, p, len(lengths) + i) for i, (n, p) in enumerate(positions)]
     pool = torch.cat([case.pool, case.pool])
-    (o, kept), (o_loop, kept_loop) = (
-        case.run(pool.clone(), exports=exports, segment_chunks=segment_chunks, variant=variant)
-        for variant in (Variant(), Variant(export="loop"))
-    )
-    assert torch.equal(o, o_loop)
-    assert torch.equal(kept, kept_loop)
+    _, kept = case.run(pool.clone(), exports=exports, segment_chunks=segment_chunks)
+    starts = [0, *itertools.accumulate(lengths)]
+    for n, p, slot in exports:
+        before = [e for e in exports if e[0] == n and e[1] < p]
+        _, short = case.run(
+            pool.clone(),
+            rows=slice(starts[n], starts[n] + p),
+            slots=case.slots[n : n + 1].clone(),
+            cu_seqlens=None,
+            exports=[(0, q, s) for _, q, s in before],
+            segment_chunks=segment_chunks,
+        )
+        assert torch.equal(kept[slot], short[case.slots[n].item()])
 
 
 def test_only_exports_between_full_chunks_are_stops():
