@@ -98,11 +98,19 @@ def batch(
         can_split or not segment_chunks,
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
-    p = plan(lengths, wanted, segment_chunks, device)
+    p = plan(lengths, wanted, segment_chunks, device, exports_in_loop(device))
     if device.type == "cuda" and has_tma(device) and not p.inner_count and not per_channel:
         programs = p.segment_count * z.HV * (z.V // rows)
         rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
     return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
+
+
+def exports_in_loop(device: torch.device) -> bool:
+    """Whether states are exported from inside the scan's loop.
+
+    Before SM90 ptxas leaves one such build 32 registers; there an export ends the loop.
+    """
+    return device.type != "cuda" or has_tma(device)
 
 
 def check_use(

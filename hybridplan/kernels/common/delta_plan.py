@@ -57,10 +57,11 @@ def layout(
     lengths: tuple[int, ...],
     exports: tuple[Export, ...],
     segment_chunks: int,
+    export_in_loop: bool,
 ) -> Layout:
     """Walk of a batch. A segment ends after ``segment_chunks`` chunks (0: never).
 
-    An export between two full chunks is a stop of its run; another one ends its run.
+    An export ends a run; with ``export_in_loop`` one between two full chunks is a stop of its run.
     """
     slot_at = {(n, p): slot for n, p, slot in exports}
     chunks: list[tuple[int, int]] = []
@@ -81,7 +82,7 @@ def layout(
                 run.append((a, z))
                 slot = slot_at.get((n, z), -1)
                 whole = i + 1 < len(part) and part[i + 1][1] - part[i + 1][0] == CHUNK_TOKENS
-                if slot >= 0 and whole and z - a == CHUNK_TOKENS:
+                if export_in_loop and slot >= 0 and whole and z - a == CHUNK_TOKENS:
                     stops.append((len(chunks) + first + i + 1, slot))
                     continue
                 if slot >= 0 or z - a < CHUNK_TOKENS or i + 1 == len(part):
@@ -106,9 +107,10 @@ def plan(
     exports: tuple[Export, ...],
     segment_chunks: int,
     device: torch.device,
+    export_in_loop: bool,
 ) -> Plan:
     """The tables of a batch on ``device``, kept for the batches seen last."""
-    key = (lengths, exports, segment_chunks, device)
+    key = (lengths, exports, segment_chunks, device, export_in_loop)
     found = _recent.pop(key, None) or _captured.get(key)
     if found is None:
         if is_capturing(device):
@@ -125,7 +127,7 @@ def plan(
     return found
 
 
-_Key = tuple[tuple[int, ...], tuple[Export, ...], int, torch.device]
+_Key = tuple[tuple[int, ...], tuple[Export, ...], int, torch.device, bool]
 _RECENT_PLANS = 256
 _recent: dict[_Key, Plan] = {}
 _captured: dict[_Key, Plan] = {}
@@ -137,8 +139,9 @@ def _build(
     exports: tuple[Export, ...],
     segment_chunks: int,
     device: torch.device,
+    export_in_loop: bool,
 ) -> Plan:
-    walk = layout(lengths, exports, segment_chunks)
+    walk = layout(lengths, exports, segment_chunks, export_in_loop)
     inner = [i for i, s in enumerate(walk.segments) if s[3] + 1 < s[4]]
     spans = [
         sum(full + (tail > 0) for _, full, tail, *_ in walk.runs[a:z]) for a, z, *_ in walk.segments

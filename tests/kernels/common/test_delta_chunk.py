@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hybridplan.kernels.common import delta_launch
 from hybridplan.kernels.common.checks import KernelInputError
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.gated_delta import chunk as gated_chunk
@@ -131,10 +132,12 @@ def test_exports_equal_shorter_prefills(
         assert torch.equal(pool[slot], short[0])
 
 
+@pytest.mark.parametrize("in_loop", [True, False])
 @pytest.mark.parametrize("segment_chunks", [0, 3])
-def test_exports_from_inside_the_loop_change_nothing_else(
-    operator, delta_case, slot_ids, segment_chunks
+def test_exports_change_nothing_else(
+    operator, delta_case, slot_ids, segment_chunks, in_loop, monkeypatch
 ):
+    monkeypatch.setattr(delta_launch, "exports_in_loop", lambda _: in_loop)
     c = delta_case([450, 130], K=32, V=32, per_channel=operator == "kimi")
     exports = [(0, 64, 4), (0, 128, 5), (0, 320, 6), (0, 384, 7), (1, 64, 8), (1, 128, 9)]
     pools, outs = [], []

@@ -21,13 +21,14 @@ def batches(draw):
             for p in draw(st.sets(st.integers(1, length), max_size=4)):
                 exports.append((n, p, slot))
                 slot += 1
-    return lengths, tuple(exports), draw(st.integers(0, 3))
+    return lengths, tuple(exports), draw(st.integers(0, 3)), draw(st.booleans())
 
 
 @given(batches())
 def test_walk_visits_each_token_once_and_exports_in_place(batch):
-    lengths, exports, segment_chunks = batch
-    walk = layout(lengths, exports, segment_chunks)
+    lengths, exports, segment_chunks, export_in_loop = batch
+    walk = layout(lengths, exports, segment_chunks, export_in_loop)
+    assert export_in_loop or len(walk.stops) == 1
     assert walk.stops[-1][0] >= len(walk.chunks)
     start = 0
     for n, length in enumerate(lengths):
