@@ -67,12 +67,27 @@ def reference(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     return by_chunks(x.q, x.k, x.v, *x.exact(), x.lengths, x.pool[x.slots.long()], None, True, 64)
 
 
+def inputs_of(x: Inputs) -> tuple[torch.Tensor, ...]:
+    """What a call may read and must not write."""
+    return x.q, x.k, x.v, x.packed, x.gate_input, x.beta_logit
+
+
 def checked(
     adapter: peers.Adapter, x: Inputs, kept: dict[str, Any], want: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[float, float]:
-    """Errors of one call, from the states that ``want`` starts from."""
+    """Errors of one call, from the states that ``want`` starts from.
+
+    Raises RuntimeError if it wrote into its inputs, which are then as they were: the peers after it
+    read them too.
+    """
+    before = [tensor.clone() for tensor in inputs_of(x)]
     o, s = adapter(x, kept)
     torch.cuda.synchronize()
+    pairs = list(zip(inputs_of(x), before, strict=True))
+    if not all(torch.equal(now, then) for now, then in pairs):
+        for now, then in pairs:
+            now.copy_(then)
+        raise RuntimeError("the call wrote into its inputs")
     state = x.pool[x.slots.long()] if s is None else s
     return relative_error(o, want[0]), relative_error(state, want[1])
 
@@ -284,6 +299,13 @@ def versions() -> dict[str, str]:
     return found
 
 
+def save(record: dict[str, Any], path: Path) -> None:
+    """Replace the file whole, so that a run that is killed leaves the rows it had."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(path)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run; returns the exit code: 1 if one of our rows has no time."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -315,27 +337,29 @@ def main(arguments: list[str] | None = None) -> int:
     for name, reason in missing.items():
         sys.stdout.write(f"{name} is absent: {reason}\n")
     start = time.monotonic()
-    skipped = []
+    skipped: list[str] = []
+    record = {
+        "card": torch.cuda.get_device_name(device),
+        "versions": versions(),
+        "absent": missing,
+        "date": options.date,
+        "command": " ".join(["python -m benchmarks.kernels.compare", *sys.argv[1:]]),
+        "skipped": skipped,
+        "rows": rows,
+    }
     for function, heads, shape in listed:
         if time.monotonic() - start > options.budget_s:
             skipped.append(f"{heads} {shape}")
             continue
         for row in function(heads, shape, device, warm=False):
             rows.append(row)
-            sys.stdout.write(summary(row) + "\n")
+            sys.stdout.write(f"{time.monotonic() - start:5.0f} s {summary(row)}\n")
             sys.stdout.flush()
+            if options.out:
+                save(record, options.out)
         torch.cuda.empty_cache()
-        if options.out:
-            record = {
-                "card": torch.cuda.get_device_name(device),
-                "versions": versions(),
-                "absent": missing,
-                "date": options.date,
-                "command": " ".join(["python -m benchmarks.kernels.compare", *sys.argv[1:]]),
-                "skipped": skipped,
-                "rows": rows,
-            }
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
+    if options.out:
+        save(record, options.out)
     sys.stdout.write(f"skipped for time: {skipped}\n")
     return int(any("us" not in r for r in rows if r["library"].startswith("ours")))
 

@@ -13,7 +13,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -33,7 +33,10 @@ os.environ.setdefault("FLA_DISABLE_BACKEND_DISPATCH", "1")
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Adapter = Callable[[Inputs, dict[str, Any]], Result]
-"""An adapter may keep converted inputs in the dict, filled outside the timed region."""
+"""An adapter keeps converted inputs in the dict: its first call fills it, outside the timed region,
+and the calls after run the library and nothing else."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,18 @@ class Peer:
         return ""
 
 
+def _once(kept: dict[str, Any], name: str, make: Callable[[], T]) -> T:
+    """What ``make`` returned the first time."""
+    if name not in kept:
+        kept[name] = make()
+    made: T = kept[name]
+    return made
+
+
+def _out(x: Inputs, kept: dict[str, Any]) -> torch.Tensor:
+    return _once(kept, "out", lambda: torch.empty_like(x.v))
+
+
 def _gate(x: Inputs) -> dict[str, Any]:
     if x.gate == "bounded":
         return {"gate": Gate.BOUNDED, "lower_bound": LOWER_BOUND}
@@ -71,7 +86,7 @@ def ours_prefill(
 ) -> Result:
     """This project; writes the states of the pool it read."""
     call = gated_prefill if x.gate == "scalar" else kimi_prefill
-    out = kept.setdefault("out", torch.empty_like(x.v))
+    out = _out(x, kept)
     call(
         x.q, x.k, x.v, x.beta_logit, x.pool, x.slots, x.starts, gate_input=x.gate_input,
         a_log=x.a_log, dt_bias=x.dt_bias, beta_is_logit=True, out=out, trust_ids=True,
@@ -83,7 +98,7 @@ def ours_prefill(
 def ours_decode(x: Inputs, kept: dict[str, Any]) -> Result:
     """This project, one token a request, in place."""
     call = gated_step if x.gate == "scalar" else kimi_step
-    out = kept.setdefault("out", torch.empty_like(x.v))
+    out = _out(x, kept)
     call(
         x.q, x.k, x.v, x.beta_logit, x.pool, x.slots, gate_input=x.gate_input, a_log=x.a_log,
         dt_bias=x.dt_bias, beta_is_logit=True, out=out, trust_ids=True, **_gate(x),
@@ -105,13 +120,19 @@ def _requests(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(t[:, None] for t in tensors)
 
 
+def _gates(x: Inputs, kept: dict[str, Any]) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """fp32 log decay, unless a kernel takes its logits, and beta."""
+    decay = x.log_decay if x.gate == "scalar" else None
+    return _once(kept, "gates", lambda: (decay()[None] if decay else None, x.beta()[None]))
+
+
 def _fla_inputs(x: Inputs, kept: dict[str, Any]) -> dict[str, Any]:
-    if "fla" not in kept:
-        cu = x.cu_seqlens if len(x.lengths) > 1 else None
-        state = _states(x).transpose(-1, -2).contiguous()
-        kept["fla"] = {"cu_seqlens": cu, "initial_state": state, "output_final_state": True}
-        kept["gates"] = (x.log_decay()[None] if x.gate == "scalar" else None, x.beta()[None])
-    return {**kept["fla"], "use_qk_l2norm_in_kernel": True}
+    return {
+        "cu_seqlens": x.cu_seqlens if len(x.lengths) > 1 else None,
+        "initial_state": _once(kept, "states", lambda: _states(x).transpose(-1, -2).contiguous()),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
 
 
 def fla_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
@@ -120,7 +141,7 @@ def fla_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
 
     more = _fla_inputs(x, kept)
     with torch.inference_mode():
-        o, s = chunk_gated_delta_rule(*_rows(x), *kept["gates"], **more)
+        o, s = chunk_gated_delta_rule(*_rows(x), *_gates(x, kept), **more)
     return o[0], s.transpose(-1, -2)
 
 
@@ -133,8 +154,8 @@ def fla_kimi_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
         more |= {"safe_gate": True, "lower_bound": LOWER_BOUND}
     with torch.inference_mode():
         o, s = chunk_kda(
-            *_rows(x), x.gate_input[None], kept["gates"][1], use_gate_in_kernel=True,
-            A_log=x.a_log, dt_bias=x.dt_bias.reshape(-1), **more,
+            *_rows(x), x.gate_input[None], _gates(x, kept)[1], use_gate_in_kernel=True,
+            A_log=x.a_log, dt_bias=x.dt_bias.view(-1), **more,
         )  # fmt: skip
     return o[0], s.transpose(-1, -2)
 
@@ -143,9 +164,8 @@ def flashqla_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
     """FlashQLA with its own l2-norm."""
     from flash_qla import chunk_gated_delta_rule
 
-    more = _fla_inputs(x, kept)
-    g, beta = kept["gates"]
-    more["cu_seqlens"] = kept.setdefault("cu32", x.cu_seqlens.int())
+    more = _fla_inputs(x, kept) | {"cu_seqlens": x.cu_seqlens_int32}
+    g, beta = _gates(x, kept)
     q, k, v = _rows(x)
     with torch.inference_mode():
         o, s = chunk_gated_delta_rule(
@@ -159,26 +179,20 @@ def flashinfer_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
     import flashinfer
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
-    if "flashinfer" not in kept:
-        state = _states(x)
-        kept["flashinfer"] = {
-            "g": x.log_decay().exp(),
-            "beta": x.beta(),
-            "initial_state": state,
-            "cu_seqlens": x.cu_seqlens,
-            "output": torch.empty_like(x.v),
-            "output_state": torch.empty_like(state),
-        }
-        kept["own norm"] = tuple(map(int, flashinfer.__version__.split(".")[:2])) >= (0, 7)
+    own_norm = tuple(map(int, flashinfer.__version__.split(".")[:2])) >= (0, 7)
+    g, beta = _once(kept, "gates", lambda: (x.log_decay().exp(), x.beta()))
+    state = _once(kept, "states", lambda: _states(x))
     q, k = x.q, x.k
     with torch.inference_mode():
-        if not kept["own norm"]:
+        if not own_norm:
             from fla.modules.norm.l2norm import l2norm_fwd
 
             q, k = l2norm_fwd(q)[0], l2norm_fwd(k)[0]
         o, s = chunk_gated_delta_rule(
-            q, k, x.v, scale=D**-0.5, output_final_state=True,
-            use_qk_l2norm_in_kernel=kept["own norm"], **kept["flashinfer"],
+            q, k, x.v, g=g, beta=beta, scale=D**-0.5, initial_state=state,
+            output_final_state=True, cu_seqlens=x.cu_seqlens, use_qk_l2norm_in_kernel=own_norm,
+            output=_out(x, kept),
+            output_state=_once(kept, "final", lambda: torch.empty_like(state)),
         )  # fmt: skip
     return o, s
 
@@ -187,35 +201,39 @@ def flashkda_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
     """FlashKDA, everything inside; it has the bounded gate only."""
     from flash_kda import fwd
 
-    if "flashkda" not in kept:
-        state = _states(x)
-        cu = x.cu_seqlens if len(x.lengths) > 1 else None
-        kept["flashkda"] = {
-            "initial_state": state,
-            "final_state": torch.empty_like(state),
-            "cu_seqlens": cu,
-        }
-    out = kept.setdefault("out", torch.empty_like(x.v))
+    state = _once(kept, "states", lambda: _states(x))
+    final = _once(kept, "final", lambda: torch.empty_like(state))
+    out = _out(x, kept)
     fwd(
         *_rows(x), x.gate_input[None], x.beta_logit[None], D**-0.5, out[None], x.a_log,
-        x.dt_bias, LOWER_BOUND, **kept["flashkda"],
+        x.dt_bias, LOWER_BOUND, initial_state=state, final_state=final,
+        cu_seqlens=x.cu_seqlens if len(x.lengths) > 1 else None,
     )  # fmt: skip
-    return out, kept["flashkda"]["final_state"]
+    return out, final
 
 
 def vllm_prefill(x: Inputs, kept: dict[str, Any]) -> Result:
-    """vLLM's chunked rule; gates computed outside for the scalar decay, inside for Kimi's."""
-    more = _fla_inputs(x, kept)
-    more["initial_state"] = kept.setdefault("states", _states(x))
-    if x.gate == "scalar":
-        call = vllm_ops("chunk").chunk_gated_delta_rule
-        gates = kept["gates"]
-    else:
-        call = vllm_ops("kda").chunk_kda_with_fused_gate
-        gates = (x.gate_input[None], kept["gates"][1], x.a_log, x.dt_bias.reshape(-1))
-        more["lower_bound"] = LOWER_BOUND if x.gate == "bounded" else None
+    """vLLM's chunked rule; gates computed outside for the scalar decay, inside for Kimi's.
+
+    Kimi's writes its output over v, so it gets a v of its own.
+    """
+    more = {
+        "initial_state": _once(kept, "states", lambda: _states(x)),
+        "output_final_state": True,
+        "cu_seqlens": x.cu_seqlens if len(x.lengths) > 1 else None,
+        "use_qk_l2norm_in_kernel": True,
+    }
+    q, k, v = _rows(x)
+    g, beta = _gates(x, kept)
     with torch.inference_mode():
-        o, s = call(*_rows(x), *gates, **more)
+        if x.gate == "scalar":
+            o, s = vllm_ops("chunk").chunk_gated_delta_rule(q, k, v, g, beta, **more)
+        else:
+            o, s = vllm_ops("kda").chunk_kda_with_fused_gate(
+                q, k, _once(kept, "v", x.v.clone)[None], x.gate_input[None], beta, x.a_log,
+                x.dt_bias.view(-1), lower_bound=LOWER_BOUND if x.gate == "bounded" else None,
+                **more,
+            )  # fmt: skip
     return o[0], s
 
 
@@ -226,13 +244,13 @@ def fla_decode(x: Inputs, kept: dict[str, Any]) -> Result:
     else:
         from fla.ops.kda import fused_recurrent_kda as call
 
-    state = kept.setdefault("state", _states(x).transpose(-1, -2).contiguous())
+    state = _fla_inputs(x, kept)["initial_state"]
     q, k, v, g, beta = _requests(x.q, x.k, x.v, x.gate_input, x.beta_logit)
     with torch.inference_mode():
         o, s = call(
             q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True,
             use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=x.a_log,
-            dt_bias=x.dt_bias.reshape(-1), use_beta_sigmoid_in_kernel=True,
+            dt_bias=x.dt_bias.view(-1), use_beta_sigmoid_in_kernel=True,
         )  # fmt: skip
     return o[:, 0], s.transpose(-1, -2)
 
@@ -241,13 +259,12 @@ def fla_kimi_pool(x: Inputs, kept: dict[str, Any]) -> Result:
     """flash-linear-attention's KDA step in a pool of slots, in place."""
     from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
-    starts = kept.setdefault("cu", x.cu_seqlens)
-    out = kept.setdefault("out", torch.empty_like(x.v))
+    out = _out(x, kept)
     with torch.inference_mode():
         fused_recurrent_kda_fwd(
             *_rows(x), x.gate_input[None], x.beta_logit[None], A_log=x.a_log,
-            dt_bias=x.dt_bias.reshape(-1), initial_state=x.pool, scale=D**-0.5,
-            inplace_final_state=True, state_v_first=True, cu_seqlens=starts,
+            dt_bias=x.dt_bias.view(-1), initial_state=x.pool, scale=D**-0.5,
+            inplace_final_state=True, state_v_first=True, cu_seqlens=x.cu_seqlens,
             ssm_state_indices=x.slots, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
             use_beta_sigmoid_in_kernel=True, out=out[None],
         )  # fmt: skip
@@ -258,7 +275,7 @@ def flashinfer_decode(x: Inputs, kept: dict[str, Any]) -> Result:
     """FlashInfer's step over a pool with V rows and K columns, gates inside, in place."""
     from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
 
-    out = kept.setdefault("out", torch.empty_like(x.v))
+    out = _out(x, kept)
     q, k, v, a, b, o = _requests(x.q, x.k, x.v, x.gate_input, x.beta_logit, out)
     gated_delta_rule_decode_pretranspose(
         q, k, v, None, x.a_log, a, x.dt_bias, b, D**-0.5, o, True, x.pool, x.slots
@@ -269,7 +286,7 @@ def flashinfer_decode(x: Inputs, kept: dict[str, Any]) -> Result:
 def vllm_packed(x: Inputs, kept: dict[str, Any]) -> Result:
     """vLLM's decode from the packed row of the convolution, in place."""
     m = vllm_ops("fused_recurrent")
-    out = kept.setdefault("out4", torch.empty_like(x.v)[:, None])
+    out = _out(x, kept)[:, None]
     m.fused_recurrent_gated_delta_rule_packed_decode(
         x.packed, x.gate_input, x.beta_logit, x.a_log, x.dt_bias, D**-0.5, x.pool, out, x.slots,
         True,
@@ -280,10 +297,9 @@ def vllm_packed(x: Inputs, kept: dict[str, Any]) -> Result:
 def vllm_sigmoid(x: Inputs, kept: dict[str, Any]) -> Result:
     """vLLM's decode with gates in the kernel, in place; both operators."""
     m = vllm_ops("fused_sigmoid_gating")
-    starts = kept.setdefault("cu32", x.cu_seqlens.int())
     o, _ = m.fused_sigmoid_gating_delta_rule_update(
         x.a_log, x.gate_input, x.beta_logit, x.dt_bias, *_rows(x), initial_state=x.pool,
-        inplace_final_state=True, cu_seqlens=starts, ssm_state_indices=x.slots,
+        inplace_final_state=True, cu_seqlens=x.cu_seqlens_int32, ssm_state_indices=x.slots,
         use_qk_l2norm_in_kernel=True, is_kda=x.gate != "scalar",
     )  # fmt: skip
     return o[0], None
@@ -291,9 +307,8 @@ def vllm_sigmoid(x: Inputs, kept: dict[str, Any]) -> Result:
 
 def vllm_recurrent(x: Inputs, kept: dict[str, Any]) -> Result:
     """vLLM's recurrent rule with gates computed outside the timed region, in place."""
-    if "vllm" not in kept:
-        kept["vllm"] = (x.log_decay()[None], x.beta()[None], x.cu_seqlens.int())
-    g, beta, starts = kept["vllm"]
+    g, beta = _once(kept, "gates", lambda: (x.log_decay()[None], x.beta()[None]))
+    starts = x.cu_seqlens_int32
     if x.gate == "scalar":
         o, _ = vllm_ops("fused_recurrent").fused_recurrent_gated_delta_rule_fwd(
             *_rows(x), g, beta, D**-0.5, x.pool, True, starts, x.slots, None, True
@@ -342,5 +357,7 @@ DECODE = (
     Peer("vllm packed", vllm_packed, SCALAR, ("vllm",)),
     Peer("vllm sigmoid", vllm_sigmoid, (*SCALAR, "channel"), ("vllm",)),
     Peer("vllm recurrent", vllm_recurrent, (*SCALAR, "channel"), ("vllm",)),
-    Peer("flashinfer", flashinfer_decode, SCALAR, ("flashinfer.gdn_decode",), BOTH_STATES),
+    Peer(
+        "flashinfer", flashinfer_decode, SCALAR, ("flashinfer.gdn_decode", "cutlass"), BOTH_STATES
+    ),
 )

@@ -8,6 +8,7 @@ state is 0.1 times a normal, fp32, [V, K] with K contiguous.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -39,6 +40,13 @@ SEQUENCES: dict[str, tuple[int, ...]] = {
 DECODE_BATCHES = (1, 8, 32, 64, 128, 256, 512)
 
 
+@functools.cache
+def _boundaries(starts: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Made once, as an engine makes it once a step for all layers: libraries keep what they derive
+    from it by its identity, and a graph cannot hold its copy to the device."""
+    return torch.tensor(starts, dtype=dtype, device=device)
+
+
 @dataclass
 class Inputs:
     """One layer's inputs: tokens packed in T rows, states in slots of ``pool``."""
@@ -63,8 +71,13 @@ class Inputs:
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """The same as an int64 tensor on the device."""
-        return torch.tensor(self.starts, dtype=torch.int64, device=self.q.device)
+        """The same as an int64 tensor on the device, one for all inputs of these lengths."""
+        return _boundaries(self.starts, torch.int64, self.q.device)
+
+    @property
+    def cu_seqlens_int32(self) -> torch.Tensor:
+        """The same as an int32 tensor."""
+        return _boundaries(self.starts, torch.int32, self.q.device)
 
     def log_decay(self) -> torch.Tensor:
         """fp32 log decay [T, HV] or [T, HV, K]."""
