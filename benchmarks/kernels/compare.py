@@ -16,7 +16,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,18 @@ def checked(
     return relative_error(o, want[0]), relative_error(state, want[1])
 
 
-def prefill_rows(heads: str, shape: str, device: torch.device, warm: bool) -> Iterator[Row]:
+def runnable(
+    listed: Sequence[peers.Peer], x: Inputs, only: Collection[str]
+) -> Iterator[peers.Peer]:
+    """Peers that serve the gate and are installed, of the libraries named in ``only`` if any."""
+    for peer in listed:
+        if x.gate in peer.gates and (not only or peer.name in only) and not peer.absent():
+            yield peer
+
+
+def prefill_rows(
+    heads: str, shape: str, device: torch.device, warm: bool, only: Collection[str] = ()
+) -> Iterator[Row]:
     """One row a library for one prefill shape."""
     lengths = SEQUENCES[shape]
     least_bytes, flop = prefill_floor(heads, lengths)
@@ -101,16 +112,19 @@ def prefill_rows(heads: str, shape: str, device: torch.device, warm: bool) -> It
     sets = [make(heads, lengths, device, seed) for seed in range(count)]
     want = None if warm else reference(sets[0])
     start = sets[0].pool.clone()
-    for peer in peers.PREFILL:
-        if sets[0].gate in peer.gates and not peer.absent():
-            row = {"kind": "prefill", "heads": heads, "shape": shape, "library": peer.name}
-            row |= {"least_bytes": least_bytes, "least_flop": flop, "floor_us": floor_us}
-            sets[0].pool.copy_(start)
-            yield row | timed(peer, sets, want, BOUNDS[sets[0].gate])
+    for peer in runnable(peers.PREFILL, sets[0], only):
+        row = {"kind": "prefill", "heads": heads, "shape": shape, "library": peer.name}
+        row |= {"least_bytes": least_bytes, "least_flop": flop, "floor_us": floor_us}
+        sets[0].pool.copy_(start)
+        yield row | timed(peer, sets, want, BOUNDS[sets[0].gate])
 
 
-def export_rows(heads: str, shape: str, device: torch.device, warm: bool) -> Iterator[Row]:
+def export_rows(
+    heads: str, shape: str, device: torch.device, warm: bool, only: Collection[str] = ()
+) -> Iterator[Row]:
     """Our prefill without and with 16 states exported on the way, and what their bytes cost."""
+    if only and "ours" not in only:
+        return
     lengths, states = SEQUENCES[shape], 16
     x = make(heads, lengths, device, 0)
     pool = torch.empty((2 + states, *x.pool.shape[1:]), device=device)
@@ -134,7 +148,9 @@ def export_rows(heads: str, shape: str, device: torch.device, warm: bool) -> Ite
     }
 
 
-def decode_rows(heads: str, batch: int, device: torch.device, warm: bool) -> Iterator[Row]:
+def decode_rows(
+    heads: str, batch: int, device: torch.device, warm: bool, only: Collection[str] = ()
+) -> Iterator[Row]:
     """One row a library for one decode batch, the ceiling first; bf16 states for ours."""
     for state in (torch.float32, torch.bfloat16):
         width = torch.finfo(state).bits // 8
@@ -164,8 +180,8 @@ def decode_rows(heads: str, batch: int, device: torch.device, warm: bool) -> Ite
                 for tile in peers.CEILING_TILES
             )
             yield base | {"library": "read-modify-write", "us": limit, "spread": spread}
-        for peer in peers.DECODE:
-            if sets[0].gate in peer.gates and state in peer.states and not peer.absent():
+        for peer in runnable(peers.DECODE, sets[0], only):
+            if state in peer.states:
                 first.pool.copy_(start)
                 row = base | {"library": peer.name} | timed(peer, sets, want, BOUNDS[state])
                 if limit and row.get("us"):
@@ -315,6 +331,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--shapes", nargs="*", choices=SEQUENCES, default=list(SEQUENCES))
     parser.add_argument("--batches", nargs="*", type=int, default=list(DECODE_BATCHES))
+    names = {peer.name: None for peer in (*peers.PREFILL, *peers.DECODE)}
+    parser.add_argument("--libraries", nargs="+", choices=names, default=[])
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     options = parser.parse_args(arguments)
     device = torch.device("cuda", torch.cuda.current_device())
@@ -325,11 +343,11 @@ def main(arguments: list[str] | None = None) -> int:
         shorten_autotuning(rank // share, max(of // share, 1))
         heads = options.heads[rank % share]
         for shape in options.shapes:
-            for row in prefill_rows(heads, shape, device, warm=True):
+            for row in prefill_rows(heads, shape, device, True, options.libraries):
                 if row.get("failed"):
                     sys.stdout.write(f"{row['library']}: {row['failed']}\n")
         for batch in options.batches if heads != "kimi bounded" else ():
-            list(decode_rows(heads, batch, device, warm=True))
+            list(decode_rows(heads, batch, device, True, options.libraries))
         return 0
     shorten_autotuning(None, 1)
     rows: list[Row] = []
@@ -351,7 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
         if time.monotonic() - start > options.budget_s:
             skipped.append(f"{heads} {shape}")
             continue
-        for row in function(heads, shape, device, warm=False):
+        for row in function(heads, shape, device, False, options.libraries):
             rows.append(row)
             sys.stdout.write(f"{time.monotonic() - start:5.0f} s {summary(row)}\n")
             sys.stdout.flush()

@@ -54,6 +54,15 @@ def test_a_missing_library_is_named_with_its_reason() -> None:
     assert not any(name.startswith("ours") for name in missing)
 
 
+@pytest.mark.usefixtures("small")
+def test_a_run_can_be_of_some_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.Peer, "absent", lambda _: "")
+    x = registry.make("next", (4,), torch.device("cpu"), 8)
+    names = [peer.name for peer in compare.runnable(peers.PREFILL, x, ["fla", "ours", "flashkda"])]
+    assert names == ["ours", "fla"]
+    assert len(list(compare.runnable(peers.PREFILL, x, []))) == 5
+
+
 def test_every_gate_has_a_peer_beside_ours() -> None:
     for listed in (peers.PREFILL, peers.DECODE):
         for gate in ("scalar", "channel"):
