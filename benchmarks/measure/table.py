@@ -53,7 +53,7 @@ def _use_of_tolerance(check: Check) -> float:
     if check.sense == "near":
         return abs(check.error or 0.0) / check.tolerance if check.tolerance else 0.0
     ratio = check.measured / check.predicted
-    return ratio if check.sense == "at most" else 1 / ratio
+    return (ratio if check.sense == "at most" else 1 / ratio) / (1 + check.tolerance)
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:

@@ -181,17 +181,25 @@ def load(path: Path) -> Calibration:
     constants = {}
     for name, entry in raw["constants"].items():
         _check(entry, Constant, _CONSTANT_FIELDS, f"{path}, constants.{name}")
-        if name.startswith("step.") and not 0 <= entry["value"] <= _LONGEST_S:
-            raise InputError(
-                f"{path}, constants.{name}: value is {entry['value']:g} and must be from 0 to"
-                f" {_LONGEST_S:g}, in {entry['unit']}"
-            )
+        if name.startswith("step."):
+            _check_step(name.removeprefix("step."), entry, f"{path}, constants.{name}")
         constants[name] = Constant(**entry)
     made = Calibration(**{**raw, "constants": constants})
     steps = [c.value for name, c in constants.items() if name.startswith("step.")]
     if steps and not any(steps):
         raise InputError(f"{path}: every constant of a step is 0, so that nothing takes time")
     return made
+
+
+def _check_step(feature: str, entry: Mapping[str, Any], where: str) -> None:
+    """Refuse a feature that no step has, and a time that no step takes."""
+    if feature not in FEATURES:
+        raise InputError(f"{where} is of no known feature; those are {', '.join(FEATURES)}")
+    if not 0 <= entry["value"] <= _LONGEST_S:
+        raise InputError(
+            f"{where}: value is {entry['value']:g} and must be from 0 to {_LONGEST_S:g}, in"
+            f" {entry['unit']}"
+        )
 
 
 _NUMBER: tuple[type, ...] = (int, float)
@@ -206,7 +214,10 @@ _CONSTANT_FIELDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _LONGEST_S = 1e6
 _MOST = 2**63
-_KINDS = {int: "a number", str: "text", dict: "an object"}
+_KINDS: dict[tuple[type, ...], str] = {
+    (int,): "a whole number", (str,): "text", (dict,): "an object", _NUMBER: "a number",
+    (*_NUMBER, type(None)): "a number or null",
+}  # fmt: skip
 
 
 def _check(raw: Any, made: type, kinds: Mapping[str, tuple[type, ...]], where: str) -> None:
@@ -220,6 +231,8 @@ def _check(raw: Any, made: type, kinds: Mapping[str, tuple[type, ...]], where: s
             raise InputError(f"{where} {fault} {name!r}; make it again with --save")
         value = raw[name]
         if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            raise InputError(f"{where}: {name} is {value!r:.60}, not {_KINDS[kinds[name][0]]}")
+            raise InputError(f"{where}: {name} is {value!r:.60}, not {_KINDS[kinds[name]]}")
         if isinstance(value, (int, float)) and not abs(value) < _MOST:
             raise InputError(f"{where}: {name} is {value!r:.60}, not a number below 2**63")
+        if isinstance(value, (int, float)) and value < 0:
+            raise InputError(f"{where}: {name} is {value:g} and cannot be negative")

@@ -115,6 +115,8 @@ def amount(value: float | None, unit: str) -> str:
     """A figure with its unit: bytes in full, small shares in powers of ten."""
     if value is None:
         return "-"
+    if unit == "tokens" and abs(value) < 100 and value != round(value):
+        return f"{value:.3g} {unit}"
     if unit in ("B", "FLOP/token", "tokens/s", "tokens", "layers", "pages", "elements", "copies"):
         return f"{value:,.0f} {unit}"
     if unit in ("relative error", "share", "largest difference"):
@@ -125,7 +127,7 @@ def amount(value: float | None, unit: str) -> str:
 def _error(check: Check) -> str:
     if check.error is None:
         return "-"
-    if check.sense != "near":
+    if check.sense != "near" and not check.tolerance:
         return ""
     if check.predicted == 0:
         return f"{check.error:,.0f}"

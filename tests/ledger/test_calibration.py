@@ -24,6 +24,7 @@ def _all_zero(raw: dict[str, Any]) -> None:
         constant["value"] = 0
 
 
+CONSTANT = {"value": 1e-9, "unit": "s", "spread": None, "how": "h"}
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a key too few": (lambda raw: raw.pop("card"), "lacks the key 'card'"),
     "a key too many": (lambda raw: raw.update(foo=1), "has an unknown key 'foo'"),
@@ -38,7 +39,19 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "not a number": (_constant(value=float("nan")), "step.bytes: value is nan"),
     "infinite": (_constant(value=float("inf")), "step.bytes: value is inf"),
     "beyond floats": (_constant(value=10**400), "step.bytes: value is 1000"),
-    "negative": (_constant(value=-1e-12), "value is -1e-12 and must be from 0"),
+    "negative": (_constant(value=-1e-12), "step.bytes: value is -1e-12 and cannot be neg"),
+    "a negative rate": (
+        lambda raw: raw["constants"].update({"link.in_bytes_per_s": CONSTANT | {"value": -5}}),
+        "link.in_bytes_per_s: value is -5 and cannot be negative",
+    ),
+    "a negative error": (lambda raw: raw.update(mean_error=-0.1), "mean_error is -0.1 and cannot"),
+    "points fewer than none": (lambda raw: raw.update(fitted_points=-1), "fitted_points is -1"),
+    "a version with a fraction": (
+        lambda raw: raw.update(schema_version=1.0), "schema_version is 1.0, not a whole number"
+    ),
+    "a feature that no step has": (
+        lambda raw: raw["constants"].update({"step.magic": CONSTANT}), "is of no known feature"
+    ),
     "longer than any step": (_constant(value=1e9), "must be from 0 to"),
     "a string": (_constant(value="1e-12"), "value is '1e-12', not a number"),
     "a truth": (_constant(value=True), "value is True, not a number"),
