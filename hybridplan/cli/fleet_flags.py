@@ -14,6 +14,7 @@ from hybridplan.errors import InputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from hybridplan.ledger.calibration import Calibration
     from hybridplan.sim.fleet.ask import FleetAsk, HostAsk
     from hybridplan.sim.fleet.link import LinkSpeed
     from hybridplan.sim.fleet.result import FleetResult
@@ -76,7 +77,10 @@ HostGib = Annotated[
     _option("--host-gib", help="vLLM: a host tier of this many GiB a rank (assumed policy)."),
 ]
 HostSpeed = Annotated[
-    float | None, _option("--host-gb-s", help="GB/s from the host to a rank's device.")
+    float | None,
+    _option(
+        "--host-gb-s", help="GB/s from the host to a rank's device, in place of a calibration's."
+    ),
 ]
 Jobs = Annotated[
     int | None, _option("--jobs", help="Processes, where replicas do not depend on each other.")
@@ -265,7 +269,7 @@ def _fleet(base: SimulateAsk, given: Mapping[str, Any]) -> FleetAsk:
         router=_router(given),
         decode_replicas=0 if decode is None else decode,
         transfer=_transfer(given, decode is not None),
-        host=_host(given),
+        host=_host(given, base.timing.calibration),
         references=given["references"],
     )
 
@@ -306,7 +310,8 @@ def _transfer(given: Mapping[str, Any], apart: bool) -> LinkSpeed | None:
     return LinkSpeed.of_gb_s(speed, "--transfer-gb-s", (latency or 0.0) / 1e3)
 
 
-def _host(given: Mapping[str, Any]) -> HostAsk | None:
+def _host(given: Mapping[str, Any], calibration: Calibration | None) -> HostAsk | None:
+    """The tier; its link as given, else as the calibration has it from ``measure``."""
     from hybridplan.sim.fleet.ask import HostAsk
     from hybridplan.sim.fleet.link import LinkSpeed
 
@@ -317,8 +322,15 @@ def _host(given: Mapping[str, Any]) -> HostAsk | None:
         return None
     if not 0 < size <= 1 << 20:
         raise InputError(f"--host-gib {size:g} must be above 0 and at most 1,048,576")
-    link = None if speed is None else LinkSpeed.of_gb_s(speed, "--host-gb-s")
-    return HostAsk(round(size * (1 << 30)), link)
+    capacity_bytes = round(size * (1 << 30))
+    if speed is not None:
+        return HostAsk(capacity_bytes, LinkSpeed.of_gb_s(speed, "--host-gb-s"))
+    known = calibration.constants if calibration is not None else {}
+    rate, floor = (known.get(f"link.in_{name}") for name in ("bytes_per_s", "floor_s"))
+    if calibration is None or rate is None:
+        return HostAsk(capacity_bytes)
+    measured = LinkSpeed(round(rate.value), floor.value if floor is not None else 0.0)
+    return HostAsk(capacity_bytes, measured, calibration.card)
 
 
 def _flag(name: str) -> str:

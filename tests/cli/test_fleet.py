@@ -96,6 +96,22 @@ def test_a_host_tier(capsys: Capture) -> None:
     assert "an assumed policy" in out
 
 
+def test_a_host_tier_takes_the_link_that_measure_found(capsys: Capture, tmp_path: Path) -> None:
+    stored = Path(__file__).parents[2] / "benchmarks/results/calibration-h200-qwen3.5-0.8b.json"
+    raw = json.loads(stored.read_text(encoding="utf-8"))
+    raw["constants"]["link.in_bytes_per_s"]["value"] = 20e9
+    raw["constants"]["link.in_floor_s"]["value"] = 0
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    asked = (*TIMED, "--num-blocks", "600", "--host-gib", "8", "--calibration", str(path))
+    measured, given = answer(capsys, *asked), answer(capsys, *asked, "--host-gb-s", "20")
+    said = "loads from the host go at 20 GB/s after 0 us each, as measured on NVIDIA H200"
+    assert set(measured["assumptions"]) - set(given["assumptions"]) == {said}
+    for found in (measured, given):
+        del found["assumptions"]
+    assert measured == given
+
+
 def test_an_slo_that_is_not_kept_is_a_no(capsys: Capture) -> None:
     slow = (*TIMED[:-4], "--arrival", "timed:500:0.01", "--session-gap", "1")
     assert "NOT kept" in printed(capsys, *slow, "--replicas", "2", "--slo", "ttft=1ms", code=1)

@@ -22,10 +22,14 @@ MOST_REPLICAS = 1024
 
 @dataclass(frozen=True, slots=True)
 class HostAsk:
-    """A host tier of every replica: bytes of one rank, and its link (None: loads take no time)."""
+    """A host tier of every replica: bytes of one rank, and its link (None: loads take no time).
+
+    ``measured_on`` is the card whose calibration has the link, empty where the user gave it.
+    """
 
     capacity_bytes: int
     speed: LinkSpeed | None = None
+    measured_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)

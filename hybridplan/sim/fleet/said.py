@@ -44,6 +44,12 @@ def assumptions_of(ask: FleetAsk, setup: Setup, parts: Sequence[Part]) -> tuple[
         )
         if ask.host.speed is None:
             said.append("no --host-gb-s was given, so loads from the host take no time")
+        elif ask.host.measured_on:
+            said.append(
+                f"loads from the host go at {ask.host.speed.bytes_per_s / 1e9:.3g} GB/s after"
+                f" {ask.host.speed.latency_s * 1e6:.3g} us each, as measured on"
+                f" {ask.host.measured_on}"
+            )
     return tuple(said)
 
 
