@@ -78,6 +78,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _log2(g):
+    """Log2 decay of a natural one: from 2^-64 on, which is nothing, so that -inf is in no sum."""
+    g = g * LOG2E
+    return tl.where(g < -64.0, -64.0, g)
+
+
+@triton.jit
 def _high(x):
     """fp32 x cut to the 11 leading bits that tf32 keeps."""
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
@@ -189,7 +196,7 @@ def _replay(
     held = oj < pending
     row = head + oj
     row = tl.where(row >= rows, row - rows, row)
-    gj = tl.load(ring_g + row * HV, mask=held, other=0.0) * LOG2E
+    gj = _log2(tl.load(ring_g + row * HV, mask=held, other=0.0))
     at_keys = ring_k + row[:, None] * (H * K) + ok[None, :]
     keys = tl.load(at_keys, mask=held[:, None] & mk, other=0.0).to(tl.float32)
     beta = tl.load(b + at_gate + token * HV).to(tl.float32)
@@ -206,7 +213,7 @@ def _replay(
         size *= tl.rsqrt(tl.sum(vectors * vectors, 1) + 1e-6)
     total = tl.sum(gj)
     upto = (d[None, :] <= d[:, None]) & key[None, :]
-    reach = total + tl.sum(tl.where(upto, g[None, :] * LOG2E, 0.0), 1)
+    reach = total + tl.sum(tl.where(upto, _log2(g)[None, :], 0.0), 1)
 
     # what a pending record's correction gives each vector
     columns = tl.trans(vectors)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from hybridplan.kernels.common.checks import KernelInputError
+from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.gated_delta import replay
 from hybridplan.kernels.gated_delta.recurrent import recurrent_step
 from hybridplan.kernels.gated_delta.replay import advance, make_ring, replay_step
@@ -52,6 +55,26 @@ def test_rejecting_drafts_moves_a_cursor(delta_case, slot_ids):
         want = recurrent_step(p.q, p.k, p.v, p.b, snapshots, slot_ids([[0, 1, 2]]), **p.gates())
         assert torch.allclose(o, want, atol=1e-6)
         written[1] = snapshots[keep - 1]
+
+
+@pytest.mark.parametrize("steepest", [-100.0, -1e5, -math.inf], ids=str)
+def test_steep_gates_leave_what_follows_exact(delta_case, slot_ids, steepest):
+    drafts, kept = 3, [3, 2, 3, 1, 3]
+    c = delta_case([drafts * len(kept)])
+    c.x = -torch.rand(c.x.shape, generator=torch.Generator().manual_seed(1)).to(c.x.device)
+    c.x[[1, 4, 5, 12]] = steepest
+    slots = slot_ids([0])
+    lazy, written = c.state.clone(), c.state.clone()
+    ring = ring_for(c, 1, 8, drafts)
+    for i, keep in enumerate(kept):
+        p = c.part(0, i * drafts, (i + 1) * drafts)
+        gates = {"gate": Gate.LOG, "gate_input": p.x, "beta_is_logit": True}
+        o = replay_step(p.q, p.k, p.v, p.b, lazy, slots, ring, **gates)
+        advance(ring, slots, drafts, keep)
+        snapshots = torch.cat([written, written.new_zeros(drafts - 1, *written.shape[1:])])
+        want = recurrent_step(p.q, p.k, p.v, p.b, snapshots, slot_ids([[0, 1, 2]]), **gates)
+        assert torch.allclose(o, want, atol=1e-5)
+        written = snapshots[keep - 1 : keep]
 
 
 @pytest.mark.parametrize("fold_tokens", [12, 20])
