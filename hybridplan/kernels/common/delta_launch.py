@@ -21,6 +21,7 @@ from hybridplan.kernels.common.delta_plan import (
     Plan,
     aligned,
     check_exports,
+    check_positions,
     plan,
 )
 from hybridplan.kernels.common.delta_scan import _local, _scan
@@ -69,7 +70,7 @@ def state_rows(V: int, K: int, wide: bool = False) -> int:
     if wide and V % WIDE_ROWS == 0 and K <= 128:
         return WIDE_ROWS
     most = 64 if K <= 128 else 32
-    return next(r for r in (most, 48, 32, 16) if V % r == 0 and r == next_power_of_2(r))
+    return next(r for r in (most, 32, 16) if V % r == 0)
 
 
 def batch(
@@ -87,6 +88,7 @@ def batch(
     check_slot_layout("slots", slots, (len(lengths),), device)
     if read_slots is not None:
         check_slot_layout("read_slots", read_slots, (len(lengths),), device)
+    check_positions(wanted, lengths)
     if not trust_ids and not is_capturing(device):
         check_use(slots, read_slots, wanted, lengths, z.slots)
     rows = state_rows(z.V, z.K)

@@ -166,13 +166,10 @@ def _build(
 
 
 @functools.lru_cache(maxsize=4096)
-def check_exports(
-    exports: tuple[Export, ...], lengths: tuple[int, ...], pool_slots: int, final: tuple[int, ...]
-) -> None:
-    """Raise unless each export names an existing token and a slot nothing else writes."""
+def check_positions(exports: tuple[Export, ...], lengths: tuple[int, ...]) -> None:
+    """Raise unless each export names an existing token, and no two the same one."""
     positions = set()
-    slots = {s for s in final if s >= 0}
-    for sequence, position, slot in exports:
+    for sequence, position, _ in exports:
         require(
             0 <= sequence < len(lengths),
             f"export names sequence {sequence}, the batch has {len(lengths)}",
@@ -185,11 +182,21 @@ def check_exports(
             (sequence, position) not in positions,
             f"token {position} of sequence {sequence} is exported twice",
         )
+        positions.add((sequence, position))
+
+
+@functools.lru_cache(maxsize=4096)
+def check_exports(
+    exports: tuple[Export, ...], lengths: tuple[int, ...], pool_slots: int, final: tuple[int, ...]
+) -> None:
+    """Raise unless each export names an existing token and a slot nothing else writes."""
+    check_positions(exports, lengths)
+    slots = {s for s in final if s >= 0}
+    for _, _, slot in exports:
         require(
             0 <= slot < pool_slots, f"export slot {slot} is outside the pool of {pool_slots} slots"
         )
         require(slot not in slots, f"slot {slot} would be written twice")
-        positions.add((sequence, position))
         slots.add(slot)
 
 

@@ -359,6 +359,16 @@ def test_refuses_before_launch(operator, delta_case, slot_ids, change):
     assert torch.equal(pool.nan_to_num(), before.nan_to_num())
 
 
+@pytest.mark.parametrize(
+    "export", [(0, 11, 2), (0, 75, 2), (0, 0, 2), (2, 4, 2)], ids=lambda e: f"{e[0]} at {e[1]}"
+)
+def test_trusted_ids_leave_positions_of_exports_checked(operator, delta_case, slot_ids, export):
+    c = delta_case([10, 10], per_channel=operator == "kimi")
+    pool = c.pool(3, [0, 1], torch.float32)
+    with pytest.raises(KernelInputError, match="export"):
+        run(operator, c, pool, slot_ids([0, 1]), exports=[export], trust_ids=True)
+
+
 @pytest.mark.gpu
 def test_graph_replay_equals_eager(operator, delta_case, slot_ids):
     c = delta_case([300, 65], K=128, V=128, per_channel=operator == "kimi", dtype=torch.bfloat16)
