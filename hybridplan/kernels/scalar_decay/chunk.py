@@ -113,11 +113,13 @@ def chunk_prefill(
     if segment_chunks is None:
         tiles = len(lengths) * HV * V // BV
         segment_chunks = _auto_segment_chunks(max(lengths), tiles, device) if can_split else 0
-    # the local pass has few programs: each of its segments goes in two parts
+    # the local pass has few programs: each of its segments goes in two parts, with given segments
+    # whatever the number of tokens, as it decides the states' last bits
     shared = G < HV
     if tma and shared and automatic:
         segment_chunks += segment_chunks % _PARTS
-    parts = _PARTS if tma and shared and segment_chunks % _PARTS == 0 else 1
+    in_parts = shared and (tma or not automatic) and segment_chunks % _PARTS == 0
+    parts = _PARTS if in_parts else 1
     checks.require(
         can_split or not segment_chunks,
         "segments need K a power of two from 16, and exports on chunk boundaries",

@@ -202,6 +202,14 @@ def test_exports_of_segments_are_final_states_bit_for_bit(device, position, tma)
     assert torch.equal(pool[spare], shorter[case.slots[1].item()])
 
 
+def test_given_segments_decide_the_bits_whatever_the_descriptors(device):
+    case = Case(device, [330], gate="retnet", dtype=torch.bfloat16)
+    out, pool = case.run(segment_chunks=2, tma=True)
+    plain, plain_pool = case.run(segment_chunks=2, tma=False)
+    assert torch.equal(out, plain)
+    assert torch.equal(pool, plain_pool)
+
+
 def test_segments_refuse_an_export_within_a_chunk(device):
     case = Case(device, [130])
     with pytest.raises(KernelInputError, match="chunk boundaries"):
