@@ -58,7 +58,9 @@ def sum_gates(
         decay = -tl.exp(tl.load(a_log + h, mask=h < HV, other=0.0))[None, :] * step
     else:
         decay = x.to(tl.float32)
-    r = tl.cumsum(decay * LOG2E, 0)
+    # 2^-64 is nothing; sums beyond thousands would round what is added to them
+    decay = decay * LOG2E
+    r = tl.cumsum(tl.where(decay < -64.0, -64.0, decay), 0)
     tl.store(reach + at, r, mask=inside)
     if KIND == _MAMBA:
         tl.store(weight + at, r - log_2(tl.maximum(step, 1e-37)) if FOLD else step, mask=inside)

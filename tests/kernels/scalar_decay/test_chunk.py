@@ -124,6 +124,23 @@ def test_steps_may_be_zero_and_the_scale_negative(device, scale):
     assert error(pool[case.slots.long()], states) < FP32
 
 
+@pytest.mark.parametrize("step", [5.0, 500.0])
+def test_long_steps_keep_their_weights(device, step):
+    case = Case(device, [130])
+    bias, a_log = torch.full((2,), step), torch.full((2,), 16.0).log()
+    case.gate = MambaStep(case.gate.dt, a_log.to(device), bias.to(device))
+    decay, weight = mamba_decay(
+        case.gate.dt.double().cpu(), a_log.double(), bias.double(), softplus=True
+    )
+    out, pool = case.run()
+    q, k, v, _, initial, starts = case.reference
+    options = case.options | {"weight": weight}
+    expected, states, _ = recurrent_reference(q, k, v, decay, initial, starts, **options)
+    # a weight is the difference of two sums, which reach 2^12 in a chunk
+    assert error(out, expected) < 3e-4
+    assert error(pool[case.slots.long()], states) < 3e-4
+
+
 @pytest.mark.parametrize("gate", GATES)
 def test_references_agree(gate):
     case = Case(torch.device("cpu"), [70, 3, 16], (2, 4, 16, 16), gate)
