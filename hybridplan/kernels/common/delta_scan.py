@@ -13,7 +13,8 @@ in fp16: S and V must stay below 65504, and A takes W in fp16 in both.
 A long sequence may be cut into segments that run side by side. ``_local`` walks each segment that
 another follows, once from nothing (the state it adds) and once from the identity (the matrix it
 multiplies the earlier state by); ``_scan`` then chains those to its own initial state. Work whose
-share of the result is below 2^-32 of the earlier state's norm is left out.
+share of the result is below 2^-32 of the earlier state's norm is left out, and the matrices, in
+fp16, round at 2^-25 of that norm.
 """
 
 from __future__ import annotations
