@@ -33,6 +33,8 @@ _SMALL = {
     "n_routed_experts": 4,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "attn_rotary_emb": 16,
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 32,
@@ -47,6 +49,10 @@ _SMALL = {
     "max_position_embeddings": 4096,
 }
 _SMALL_LAYERS = 4
+
+
+class NoClassError(InputError):
+    """transformers has no implementation of the model, so nothing of it can be looked at."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def build(context: Context, dtype: str, *, untied: bool = False) -> Model:
 
     On a CPU, or where full size takes more than half the free memory, it is a small model of the
     same architecture. ``untied`` gives random weights a head of their own: tied to the embedding,
-    they would choose each token again for ever. Raises InputError where transformers has no class
+    they would choose each token again for ever. Raises NoClassError where transformers has no class
     for the model.
     """
     transformers = extras.load("transformers", "the cache of a real model")
@@ -133,12 +139,18 @@ def shrunk(raw: dict[str, Any]) -> dict[str, Any]:
     raw = copy.deepcopy(raw)
     text = raw.get("text_config", raw)
     before = text.get("num_hidden_layers")
+    kept = _one_of_each_kind(text.get("layer_types"))
+    alike = text.get("num_key_value_heads") == text.get("num_attention_heads")
     for key, value in list(text.items()):
-        if key in _SMALL and value is not None:
+        if key in _SMALL and value:
             text[key] = _SMALL[key]
         if isinstance(value, list) and len(value) == before:
-            text[key] = value[:_SMALL_LAYERS]
+            text[key] = [value[index] for index in kept]
+    if alike and "num_key_value_heads" in text:
+        text["num_key_value_heads"] = text["num_attention_heads"]
     text["num_hidden_layers"] = _SMALL_LAYERS
+    _fewer_layers(text)
+    _fewer_mamba_heads(text)
     text["pad_token_id"] = 0
     rope = text.get("rope_parameters")
     if isinstance(rope, dict) and "mrope_section" in rope:
@@ -146,18 +158,59 @@ def shrunk(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
+def _one_of_each_kind(kinds: object) -> list[int]:
+    """Layers to keep, in order: the first of every kind, then from the start."""
+    if not isinstance(kinds, list):
+        return list(range(_SMALL_LAYERS))
+    firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    rest = [index for index in range(len(kinds)) if index not in firsts]
+    return sorted([*firsts, *rest][:_SMALL_LAYERS])
+
+
+def _fewer_layers(text: dict[str, Any]) -> None:
+    """What says otherwise than by a list a layer which layer is of which kind."""
+    pattern = text.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        kept = _one_of_each_kind(list(pattern))
+        text["hybrid_override_pattern"] = "".join(pattern[index] for index in kept)
+    if text.get("attn_layer_indices"):
+        text["attn_layer_indices"] = [_SMALL_LAYERS - 1]
+    if text.get("attn_layer_period"):
+        text["attn_layer_period"], text["attn_layer_offset"] = _SMALL_LAYERS, _SMALL_LAYERS - 1
+    linear = text.get("linear_attn_config")
+    if isinstance(linear, dict):
+        lists = [key for key in ("kda_layers", "full_attn_layers") if key in linear]
+        first = min(index for key in lists for index in linear[key])
+        for key in lists:
+            linear[key] = [index for index in linear[key] if index < first + _SMALL_LAYERS]
+
+
+def _fewer_mamba_heads(text: dict[str, Any]) -> None:
+    """As many heads as the small hidden size has room for, in one group."""
+    if "mamba_d_ssm" in text:
+        return
+    for heads, width in (("mamba_n_heads", "mamba_d_head"), ("mamba_num_heads", "mamba_head_dim")):
+        if isinstance(text.get(heads), int) and isinstance(text.get(width), int):
+            text[heads] = max(1, text.get("mamba_expand", 2) * text["hidden_size"] // text[width])
+            for groups in ("mamba_n_groups", "n_groups"):
+                if groups in text:
+                    text[groups] = 1
+
+
 def _classes(transformers: Any, raw: dict[str, Any], context: Context) -> tuple[Any, Any]:
     known = transformers.CONFIG_MAPPING
     kind = raw.get("model_type", "")
     if kind not in known:
-        raise InputError(
+        raise NoClassError(
             f"transformers {transformers.__version__} has no class for {context.spec.name} "
             f"(model_type {kind!r}), so its cache cannot be looked at"
         )
-    text = known[kind].from_dict(copy.deepcopy(raw)).get_text_config(decoder=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # old names of keys in published configs
+        text = known[kind].from_dict(copy.deepcopy(raw)).get_text_config(decoder=True)
     mapping = transformers.AutoModelForCausalLM._model_mapping
     if type(text) not in mapping:
-        raise InputError(
+        raise NoClassError(
             f"transformers {transformers.__version__} has no language model for "
             f"{context.spec.name} (model_type {kind!r})"
         )

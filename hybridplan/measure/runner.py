@@ -20,7 +20,7 @@ from hybridplan.ledger.logs.result import LogReport
 from hybridplan.measure import device as devices
 from hybridplan.measure import extras
 from hybridplan.measure.result import SCHEMA_VERSION as RESULT_VERSION
-from hybridplan.measure.result import Check, Device, MeasureResult, Series, failed
+from hybridplan.measure.result import Check, Device, MeasureResult, Series, failed, skipped
 
 CHECKS: tuple[tuple[str, str], ...] = (
     ("bytes", "pools against the plan"),
@@ -163,6 +163,7 @@ def _enough_memory(card: Device) -> None:
 def _one(torch: Any, context: Any, module: str, title: str) -> list[Check]:
     """The checks of one module, with the module's time shared among them."""
     from hybridplan.measure.gates import GateError
+    from hybridplan.measure.hf import NoClassError
 
     start = time.monotonic()
     family = title
@@ -173,6 +174,8 @@ def _one(torch: Any, context: Any, module: str, title: str) -> list[Check]:
         found = loaded.run(context)
     except GateError as error:
         found = [failed(family, "correctness", title, str(error))]
+    except NoClassError as error:
+        found = [skipped(family, title, title, error.sentence)]
     except HybridplanError as error:
         found = [failed(family, "could not run", title, error.sentence)]
     except torch.cuda.OutOfMemoryError as error:

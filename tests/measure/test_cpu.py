@@ -47,6 +47,27 @@ def test_other_recurrent_layers_run_too(
     assert "outside" not in shown
 
 
+@pytest.mark.parametrize(
+    "model",
+    ["nemotron-h-8b-base-8k", "granite-4.0-h-micro", "kimi-linear-48b-a3b-instruct"],
+    ids=["a pattern of letters", "a list of layer types", "lists of layer numbers"],
+)
+def test_a_small_model_of_every_way_to_say_layers_holds_what_the_ledger_counts(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["measure", model, "--cpu", "--only=real_cache", "--only=three_ways"]) == 0
+    shown = capsys.readouterr().out
+    for figure in ("KV a token", "state at 37 tokens", "three segments"):
+        assert figure in shown
+
+
+def test_a_model_that_transformers_does_not_know_is_not_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run(["measure", "minimax-m1", "--cpu", "--only=real_cache", "--only=bytes"]) == 0
+    assert "has no class for minimax-m1" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_log_that_disagrees_makes_the_answer_no(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
