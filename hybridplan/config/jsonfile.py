@@ -71,7 +71,8 @@ def parse_object(raw: bytes, file: str) -> dict[str, Any]:
             f"{file} is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{file} must hold one JSON object, not a {type(value).__name__}")
+        found = "null" if value is None else f"a {type(value).__name__}"
+        raise ConfigError(f"{file} must hold one JSON object, not {found}")
     return value
 
 

@@ -83,7 +83,8 @@ def test_a_bad_file_is_refused_by_name(fault: str, tmp_path: Path) -> None:
         pytest.param(b"\x80\xff\x00{", "is not UTF-8", id="binary"),
         pytest.param(b"[" * 100_000, "nests deeper", id="deep"),
         pytest.param(b'{"kind": ' + b"9" * 5000 + b"}", "5,000 digits", id="long number"),
-        pytest.param(b"[1]", "must hold one JSON object", id="list"),
+        pytest.param(b"[1]", "must hold one JSON object, not a list", id="list"),
+        pytest.param(b"null", "must hold one JSON object, not null", id="null"),
         pytest.param(b"{", "not valid JSON", id="cut short"),
     ],
 )
