@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridplan.report.simulate import pool_line
-from hybridplan.report.simulate_time import attained_line, seconds
+from hybridplan.report.simulate_time import attained_line, seconds, steps_of
 from hybridplan.report.units import size
 from hybridplan.sim.fleet.result import (
     FleetResult,
@@ -289,7 +289,7 @@ def _times(result: FleetResult) -> list[RenderableType]:
     if found is None or result.clock is None:
         return []
     clock = result.clock
-    source = f"steps of {clock.card}, {clock.how}" if clock.card else "a stand-in for a device"
+    source = steps_of(clock) if clock.card else "a stand-in for a device"
     table = _table(("", "p50", "p90", "p99", "max", "mean"))
     rows = (("TTFT", found.ttft), ("TPOT", found.tpot), ("end to end", found.e2e))
     for label, values in (*rows, ("queueing", found.queue)):

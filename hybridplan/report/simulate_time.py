@@ -11,6 +11,7 @@ from hybridplan.sim.time.capacity import alike
 from hybridplan.sim.time.result import (
     Attained,
     Capacity,
+    ClockInfo,
     Latencies,
     Probe,
     Quantiles,
@@ -53,14 +54,19 @@ def title(time: TimeResult) -> Text:
     text = Text("Time", style="bold")
     if not clock.card:
         return text.append(f"  {clock.name}, which stands in for a device", style="")
-    said = f"  steps of {clock.card}, {clock.how}"
+    return text.append(f"  {steps_of(clock)}", style="not bold")
+
+
+def steps_of(clock: ClockInfo) -> str:
+    """Whose steps, how they are known, and how well they met what was left out of their fit."""
+    said = f"steps of {clock.card}, {clock.how}"
     if clock.from_log:
-        said = f"  steps of {clock.card}, fitted to a log of requests"
+        said = f"steps of {clock.card}, fitted to a log of requests"
     if clock.how == "measured" and clock.mean_error is not None:
         judged = "TPOT of requests" if clock.from_log else "on steps"
         said += f" ({judged} it had not seen {clock.mean_error:.1%} off on the mean"
         said += f", {clock.worst_error:.1%} at worst)" if clock.worst_error is not None else ")"
-    return text.append(said, style="not bold")
+    return said
 
 
 def _latencies(found: Latencies, worth: Worth | None) -> Table:

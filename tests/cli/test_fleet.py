@@ -104,6 +104,7 @@ def test_a_host_tier_takes_the_link_that_measure_found(capsys: Capture, tmp_path
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(raw), encoding="utf-8")
     asked = (*TIMED, "--num-blocks", "600", "--host-gib", "8", "--calibration", str(path))
+    assert "measured (on steps it had not seen 2.5% off" in printed(capsys, *asked)
     measured, given = answer(capsys, *asked), answer(capsys, *asked, "--host-gb-s", "20")
     said = "loads from the host go at 20 GB/s after 0 us each, as measured on NVIDIA H200"
     assert set(measured["assumptions"]) - set(given["assumptions"]) == {said}
