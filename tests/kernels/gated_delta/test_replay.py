@@ -73,7 +73,7 @@ def test_steep_gates_leave_what_follows_exact(delta_case, slot_ids, steepest):
         advance(ring, slots, drafts, keep)
         snapshots = torch.cat([written, written.new_zeros(drafts - 1, *written.shape[1:])])
         want = recurrent_step(p.q, p.k, p.v, p.b, snapshots, slot_ids([[0, 1, 2]]), **gates)
-        assert torch.allclose(o, want, atol=1e-5)
+        assert torch.allclose(o, want, atol=5e-5)  # sums of the last tokens reach 2^9
         written = snapshots[keep - 1 : keep]
 
 
