@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridplan.report.simulate_time import seconds, title
+from hybridplan.report.units import digits
 from hybridplan.sim.compare import Compared
 from hybridplan.sim.policies import parse_policy
 from hybridplan.sim.time.result import Quantiles, TimeResult
@@ -39,11 +40,11 @@ def _latencies(timed: Sequence[tuple[Compared, TimeResult]], *, judged: bool) ->
             cells = [*_halves(known.ttft), *_halves(known.tpot)]
             cells += [seconds(known.e2e.p99_s), seconds(known.queue.p99_s)]
         if kept is None:
-            table.add_row(found.policy, *cells, f"{time.requests_per_s:.3g}")
+            table.add_row(found.policy, *cells, digits(time.requests_per_s))
             continue
         said = Text("kept", "green") if kept.kept else Text("broken", "bold red")
         share = f"{kept.share_met:.2%}"
-        table.add_row(found.policy, *cells, f"{kept.goodput_per_s:.3g}", share, said)
+        table.add_row(found.policy, *cells, digits(kept.goodput_per_s), share, said)
     return table
 
 
@@ -66,7 +67,7 @@ def _worth(timed: Sequence[tuple[Compared, TimeResult]]) -> Table:
         if worth is not None:
             sign = "-" if worth.saved_gpu_s < 0 else ""
             cells[2] = sign + seconds(abs(worth.saved_gpu_s))
-            cells[3] = f"{worth.ms_per_1000_hit_tokens:.3g}"
+            cells[3] = digits(worth.ms_per_1000_hit_tokens)
             cells[5] = seconds(worth.latencies.ttft.mean_s)
         table.add_row(found.policy, *cells)
     return table

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hybridplan.report.simulate import pool_line
 from hybridplan.report.simulate_time import attained_line, seconds, steps_of
-from hybridplan.report.units import size
+from hybridplan.report.units import digits, size
 from hybridplan.sim.fleet.result import (
     FleetResult,
     FleetSize,
@@ -309,7 +309,7 @@ def _facts(result: FleetResult) -> Table:
     if result.requests_per_s is not None and result.output_tokens_per_s is not None:
         grid.add_row(
             "Throughput",
-            f"{result.requests_per_s:.3g} requests/s, {result.output_tokens_per_s:,.0f} output "
+            f"{digits(result.requests_per_s)} requests/s, {result.output_tokens_per_s:,.0f} output "
             f"tokens/s ({result.output_tokens_per_s / result.gpus:,.0f} a GPU); the last token "
             f"came after {seconds(result.elapsed_s or 0.0)}",
         )

@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hybridplan.report.units import digits
 from hybridplan.sim.time.capacity import alike
 from hybridplan.sim.time.result import (
     Attained,
@@ -95,10 +96,10 @@ def _facts(time: TimeResult) -> Table:
     grid.add_column()
     offered = ""
     if time.offered_per_s is not None:
-        offered = f"; {time.offered_per_s:.3g} requests/s arrive"
+        offered = f"; {digits(time.offered_per_s)} requests/s arrive"
     grid.add_row(
         "Throughput",
-        f"{time.requests_per_s:.3g} requests/s, {time.prompt_tokens_per_s:,.0f} prompt and "
+        f"{digits(time.requests_per_s)} requests/s, {time.prompt_tokens_per_s:,.0f} prompt and "
         f"{time.output_tokens_per_s:,.0f} output tokens/s over {seconds(time.span_s)}{offered}",
     )
     if time.attained is not None:
@@ -122,7 +123,8 @@ def attained_line(found: Attained) -> str:
     """How an SLO was kept, in one line."""
     said = f"{'kept' if found.kept else 'NOT kept'}: {found.share_met:.2%} of the requests within "
     said += ", ".join(f"{_NAMES[name]} {seconds(s)}" for name, s in found.slo.limits.items())
-    said += f" ({100 * found.slo.share:.4g}% asked); goodput {found.goodput_per_s:.3g} requests/s"
+    said += f" ({digits(100 * found.slo.share, 4)}% asked)"
+    said += f"; goodput {digits(found.goodput_per_s)} requests/s"
     broken = [f"{_NAMES[name]} {count:,}" for name, count in found.missed.items() if count]
     return said + (f"; broken: {', '.join(broken)}" if broken else "")
 
@@ -130,11 +132,11 @@ def attained_line(found: Attained) -> str:
 def _worth(found: Worth) -> str:
     less = "fewer" if found.saved_gpu_s >= 0 else "more"
     lower = "lower" if found.saved_ttft_s >= 0 else "higher"
-    each = f"{found.ms_per_1000_hit_tokens:.3g} ms a 1,000 tokens"
+    each = f"{digits(found.ms_per_1000_hit_tokens)} ms a 1,000 tokens"
     return (
         f"mean TTFT {seconds(abs(found.saved_ttft_s))} {lower} than with {found.baseline}; "
-        f"{found.prefill_gpu_s:,.4g} GPU s of prefill spared, {each}; "
-        f"{abs(found.saved_gpu_s):,.3g} GPU s {less} in steps, of {found.gpu_s:,.4g}"
+        f"{digits(found.prefill_gpu_s, 4)} GPU s of prefill spared, {each}; "
+        f"{digits(abs(found.saved_gpu_s))} GPU s {less} in steps, of {digits(found.gpu_s, 4)}"
     )
 
 
@@ -144,7 +146,7 @@ def _busy(found: Utilisation) -> str:
     said += f"{found.bytes_per_s / 1e12:#.3g} TB/s"
     if found.bandwidth_share is not None:
         said += f" ({found.bandwidth_share:.0%} of the card's)"
-    said += f" and {found.flop_per_s / 1e12:.3g} TFLOP/s"
+    said += f" and {digits(found.flop_per_s / 1e12)} TFLOP/s"
     return said + (f" ({found.flop_share:.0%})" if found.flop_share is not None else "")
 
 
@@ -180,8 +182,8 @@ def _capacity(found: Capacity) -> list[RenderableType]:
     for probe in sorted(found.probes, key=lambda probe: probe.speed):
         tpot = "-" if probe.tpot_p99_s is None else seconds(probe.tpot_p99_s)
         table.add_row(
-            f"x{probe.speed:.4g}",
-            f"{probe.rate_per_s:.3g}",
+            f"x{digits(probe.speed, 4)}",
+            digits(probe.rate_per_s),
             f"{probe.share_met:.2%}",
             seconds(probe.ttft_p99_s) if probe.ttft_p99_s is not None else "-",
             tpot,
@@ -191,7 +193,7 @@ def _capacity(found: Capacity) -> list[RenderableType]:
 
 
 def _rate(probe: Probe) -> str:
-    return f"{probe.rate_per_s:.3g} requests/s (the trace's clock x{probe.speed:.4g})"
+    return f"{digits(probe.rate_per_s)} requests/s (the trace's clock x{digits(probe.speed, 4)})"
 
 
 def seconds(value: float) -> str:

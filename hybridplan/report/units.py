@@ -19,6 +19,12 @@ def count(value: float) -> str:
     return f"{value:,}" if float(value).is_integer() else f"{value:,.2f}"
 
 
+def digits(value: float, places: int = 3) -> str:
+    """That many digits, all of a larger number's whole part: 0.0822, 46.3, 5,260."""
+    whole = abs(value) >= 10**places - 0.5
+    return f"{value:,.0f}" if whole else f"{value:,.{places}g}"
+
+
 def exact(value: float) -> str:
     """Bytes in full, and again with a unit where that is shorter: 19,537,920 B (18.63 MiB)."""
     whole = f"{count(value)} B"

@@ -334,13 +334,15 @@ _launch = Launcher(_replay)
 _TILE_ROWS = 16
 _PROGRAMS_PER_PROCESSOR = 5
 """As many or more programs of one warp hide each other's loads, measured on an H200."""
+_INTERPRETED_PROCESSORS = 132
+"""An H200's, so that the interpreter takes the programs that it would."""
 
 
 def _rows(requests: int, value_heads: int, V: int, device: torch.device) -> int:
     """State rows of one program: all of a head's if there are programs enough."""
-    wanted = 132 * _PROGRAMS_PER_PROCESSOR
-    if device.type == "cuda":
-        wanted = sm_count(device.index or 0) * _PROGRAMS_PER_PROCESSOR
+    cuda = device.type == "cuda"
+    processors = sm_count(device.index or 0) if cuda else _INTERPRETED_PROCESSORS
+    wanted = processors * _PROGRAMS_PER_PROCESSOR
     rows = 128
     while rows > _TILE_ROWS and (V % rows or requests * value_heads * V // rows < wanted):
         rows //= 2

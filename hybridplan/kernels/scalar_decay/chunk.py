@@ -31,11 +31,14 @@ from hybridplan.kernels.scalar_decay.gates import (
 
 CHUNK_TOKENS = 64
 _TAIL_TOKENS = 16
+"""A span's last tokens go in steps of so many: the whole chunk's masks spilled into the loop."""
 _PARTS = 2
+"""Parts that the local pass, with few programs, cuts each segment into."""
 _AHEAD = 3
 """Chunks that v is brought into L2 ahead of the loads, where heads share q and k and segments run
 side by side: 325 to 303 us at 16k tokens of Mamba-2's 8 groups. Elsewhere it costs up to 6 %."""
 _GATE_HEADS = 16
+"""Heads whose sums of gates one program forms."""
 _TMA_TOKENS = 1024
 """Below this many tokens, making descriptors on the host costs more than they save."""
 
