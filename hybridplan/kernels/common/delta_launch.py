@@ -36,6 +36,7 @@ from hybridplan.kernels.common.launch import (
     pipeline_stages,
     sm_count,
 )
+from hybridplan.kernels.common.stores import in_pairs
 
 
 class Batch(NamedTuple):
@@ -46,6 +47,7 @@ class Batch(NamedTuple):
     read_slots: torch.Tensor
     state_rows: int
     split: bool
+    in_pairs: bool
 
 
 class Stages(NamedTuple):
@@ -75,7 +77,7 @@ def state_rows(V: int, K: int, wide: bool = False) -> int:
 
 def batch(
     z: Sizes,
-    device: torch.device,
+    pool: torch.Tensor,
     lengths: tuple[int, ...],
     slots: torch.Tensor,
     read_slots: torch.Tensor | None,
@@ -85,6 +87,7 @@ def batch(
     per_channel: bool,
 ) -> Batch:
     """Check a batch and make, or find, its tables."""
+    device = pool.device
     check_slot_layout("slots", slots, (len(lengths),), device)
     if read_slots is not None:
         check_slot_layout("read_slots", read_slots, (len(lengths),), device)
@@ -100,19 +103,23 @@ def batch(
         can_split or not segment_chunks,
         "segments need K = V, a power of two, and exports on chunk boundaries",
     )
-    p = plan(lengths, wanted, segment_chunks, device, exports_in_loop(device))
+    p = plan(lengths, wanted, segment_chunks, device, exports_in_loop(pool))
     if device.type == "cuda" and has_tma(device) and not p.inner_count and not per_channel:
         programs = p.segment_count * z.HV * (z.V // rows)
         rows = state_rows(z.V, z.K, programs > sm_count(device.index or 0))
-    return Batch(p, slots, slots if read_slots is None else read_slots, rows, p.inner_count > 0)
+    reads = slots if read_slots is None else read_slots
+    return Batch(p, slots, reads, rows, p.inner_count > 0, in_pairs(pool))
 
 
-def exports_in_loop(device: torch.device) -> bool:
+def exports_in_loop(pool: torch.Tensor) -> bool:
     """Whether states are exported from inside the scan's loop.
 
-    Before SM90 ptxas leaves one such build 32 registers; there an export ends the loop.
+    Before SM90 ptxas leaves one such build 32 registers; there an export ends the loop, as it does
+    where a state that fills its tile cannot be stored in pairs.
     """
-    return device.type != "cuda" or has_tma(device)
+    K = pool.shape[-1]
+    here = pool.device.type != "cuda" or has_tma(pool.device)
+    return here and (K != next_power_of_2(K) or in_pairs(pool))
 
 
 def check_use(
@@ -274,7 +281,8 @@ def scan(
          p.stops, added, moved, live),
         maps,
         sizes_of,
-        (*sizes, b.split, next_power_of_2(p.most_segments), p.has_stops, tma, depth, overlap),
+        (*sizes, b.split, next_power_of_2(p.most_segments), p.has_stops, tma, depth, overlap,
+         b.in_pairs),
         options,
     )  # fmt: skip
     return [local, whole] if b.split else [whole]

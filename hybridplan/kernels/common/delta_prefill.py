@@ -87,8 +87,7 @@ def prefill(
     z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
     stops = (z.tokens,) if lengths is None else lengths
     b = batch(
-        z, q.device, stops, slots, read_slots, wanted, segment_chunks, trust_ids,
-        per_channel,
+        z, pool, stops, slots, read_slots, wanted, segment_chunks, trust_ids, per_channel
     )  # fmt: skip
     if out is None:
         out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)

@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from hybridplan.kernels.common.launch import DOT_DTYPE
-from hybridplan.kernels.common.stores import store_pairs
+from hybridplan.kernels.common.stores import load_pairs, store_pairs
 from hybridplan.kernels.common.triangular import INVERSE_DTYPE
 
 NEGLIGIBLE_LOG2 = tl.constexpr(-32.0)
@@ -94,8 +94,10 @@ def _walk(
     ov = iv * BV + tl.arange(0, BV)
     mk = ok < K
     stop = -1
+    stop_slot = -1
     if EXPORT:
         stop = tl.load(stops + 2 * next_stop)
+        stop_slot = tl.load(stops + 2 * next_stop + 1)
     for it in tl.range(0, full, num_stages=STAGES):
         t = t0 + it * C
         chunk = (c0 + it) * HV + hv
@@ -126,15 +128,17 @@ def _walk(
             cn = tl.load(k_out + 3 * rows + oc)
         if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
             if c0 + it == stop:
-                slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
-                to_slot = pool + slot * pool_stride + hv * (V * K) + ov[:, None] * K + ok[None, :]
+                slot = stop_slot.to(tl.int64)
+                to_slot = pool + slot * pool_stride + hv * (V * K) + ov[:, None] * K
                 if (slot >= 0) & (slot < pool_slots):
                     if BK == K:
-                        store_pairs(to_slot, S)
+                        store_pairs(to_slot + 2 * tl.arange(0, BK // 2)[None, :], S)
                     else:
-                        tl.store(to_slot, S.to(pool.dtype.element_ty), mask=mk[None, :])
+                        to_state = to_slot + ok[None, :]
+                        tl.store(to_state, S.to(pool.dtype.element_ty), mask=mk[None, :])
                 next_stop += 1
                 stop = tl.load(stops + 2 * next_stop)
+                stop_slot = tl.load(stops + 2 * next_stop + 1)
         Sb = S.to(TILE)
         U = tl.dot(Sb, tl.trans(bk))
         if not PER_CHANNEL:
@@ -380,6 +384,7 @@ def _scan(
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
 ):
     """Outputs, exported states and final states of every segment."""
     k_in = numbers
@@ -402,12 +407,15 @@ def _scan(
     ov = iv * BV + tl.arange(0, BV)
     mk = ok < K
     at = hv * (V * K) + ov[:, None] * K + ok[None, :]
+    pairs_at = hv * (V * K) + ov[:, None] * K + 2 * tl.arange(0, BK // 2)[None, :]
     S = tl.zeros([BV, BK], tl.float32)
     if (not SPLIT) | (count == 1):  # noqa: SIM102 (the first may be a constant)
         if (from_slot >= 0) & (from_slot < pool_slots):
-            S = tl.load(pool + from_slot * pool_stride + at, mask=mk[None, :], other=0.0).to(
-                tl.float32
-            )
+            if IN_PAIRS:
+                S = load_pairs(pool + from_slot * pool_stride + pairs_at)
+            else:
+                start = pool + from_slot * pool_stride + at
+                S = tl.load(start, mask=mk[None, :], other=0.0).to(tl.float32)
     if OVERLAP:
         gdc_wait()
     if (slot < 0) | (slot >= pool_slots):
@@ -443,8 +451,14 @@ def _scan(
             V, BK, BV, C, PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
         )  # fmt: skip
         if (export >= 0) & (export < pool_slots):
-            tl.store(
-                pool + export * pool_stride + at, S.to(pool.dtype.element_ty), mask=mk[None, :]
-            )
+            if IN_PAIRS:
+                store_pairs(pool + export * pool_stride + pairs_at, S)
+            else:
+                stop = pool + export * pool_stride + at
+                tl.store(stop, S.to(pool.dtype.element_ty), mask=mk[None, :])
     if place + 1 == count:
-        tl.store(pool + slot * pool_stride + at, S.to(pool.dtype.element_ty), mask=mk[None, :])
+        if IN_PAIRS:
+            store_pairs(pool + slot * pool_stride + pairs_at, S)
+        else:
+            end = pool + slot * pool_stride + at
+            tl.store(end, S.to(pool.dtype.element_ty), mask=mk[None, :])

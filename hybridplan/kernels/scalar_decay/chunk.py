@@ -19,6 +19,7 @@ from hybridplan.kernels.common import checks, launch
 from hybridplan.kernels.common.recipe import Recipes, launch_all
 from hybridplan.kernels.common.slots import Export, check_id_layout, check_prefill_slots
 from hybridplan.kernels.common.spans import spans_of
+from hybridplan.kernels.common.stores import in_pairs
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.scalar_decay import scan
 from hybridplan.kernels.scalar_decay.gates import (
@@ -128,7 +129,9 @@ def chunk_prefill(
         "segments need K a power of two from 16, and exports on chunk boundaries",
     )
     part_tokens = segment_chunks // parts * CHUNK_TOKENS
-    spans = spans_of(index, stops, segment_chunks * CHUNK_TOKENS, CHUNK_TOKENS, part_tokens)
+    # a state that fills its tile is exported inside the scan's loop in pairs or not at all
+    stop_tokens = CHUNK_TOKENS if KP != K or in_pairs(pool) else 0
+    spans = spans_of(index, stops, segment_chunks * CHUNK_TOKENS, stop_tokens, part_tokens)
     local = spans_of(index, stops, part_tokens, CHUNK_TOKENS)
     programs = HV * V // BV
     # two programs share a processor if there are enough, each with fewer buffers

@@ -422,7 +422,8 @@ def scan(
                     stop_slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
                     if (stop_slot >= 0) & (stop_slot < pool_slots):
                         if KP == K:
-                            store_pairs(pool + stop_slot * stride_slot + cell, S)
+                            pairs = ov[:, None] * K + 2 * tl.arange(0, KP // 2)[None, :]
+                            store_pairs(pool + stop_slot * stride_slot + pairs, S)
                         else:
                             tl.store(
                                 pool + stop_slot * stride_slot + cell,
