@@ -243,6 +243,8 @@ def scan(
     depth = stages.wide if wide else stages.alone if alone else stages.shared
     depth = pipeline_stages(depth, v.element_size(), device)
     overlap = can_overlap(device) and not b.split and not per_channel and p.chunk_count > 0
+    fills = (wide or per_channel) and z.K == 128 and v.element_size() == 2
+    ahead = programs_ahead(p.segment_count * width, device, fills and not b.split)
     options: dict[str, Any] = {"num_warps": 8 if wide else 4}
     if overlap:
         options["launch_pdl"] = True
@@ -282,10 +284,21 @@ def scan(
         maps,
         sizes_of,
         (*sizes, b.split, next_power_of_2(p.most_segments), p.has_stops, tma, depth, overlap,
-         b.in_pairs),
+         b.in_pairs, ahead),
         options,
     )  # fmt: skip
     return [local, whole] if b.split else [whole]
+
+
+def programs_ahead(programs: int, device: torch.device, fills: bool) -> int:
+    """How much further on the program is that a processor runs next; 0 for none to read ahead for.
+
+    Only where one program ``fills`` a processor, since elsewhere others run while one waits.
+    """
+    if device.type != "cuda" or not fills:
+        return 0
+    resident = sm_count(device.index or 0)
+    return resident if programs > resident else 0
 
 
 def can_overlap(device: torch.device) -> bool:

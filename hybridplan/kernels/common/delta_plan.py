@@ -13,6 +13,9 @@ from hybridplan.kernels.common.varlen import chunk_bounds
 CHUNK_TOKENS = 64
 """Tokens of a chunk in both delta-rule prefills."""
 
+RUN_COLUMNS = 6
+"""Of the table of runs."""
+
 Export = tuple[int, int, int]
 """A state to keep: (sequence, tokens from its start, slot)."""
 
@@ -152,7 +155,7 @@ def _build(
 
     return Plan(
         table(walk.chunks, 2),
-        table(walk.runs, 6),
+        table(walk.runs, RUN_COLUMNS),
         table(walk.segments, 5),
         table(walk.stops, 2),
         table(inner, 1),

@@ -23,13 +23,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from hybridplan.kernels.common.delta_ahead import LEAD_CHUNKS, RUN, bring
 from hybridplan.kernels.common.launch import DOT_DTYPE
 from hybridplan.kernels.common.stores import load_pairs, store_pairs
 from hybridplan.kernels.common.triangular import INVERSE_DTYPE
 
 NEGLIGIBLE_LOG2 = tl.constexpr(-32.0)
-RUN = tl.constexpr(6)
-"""Columns of the table of runs."""
+_NO_PROGRAM = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -67,6 +67,10 @@ def _walk(
     c0,
     hv,
     iv,
+    ahead,
+    read_slots,
+    runs,
+    segments,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -81,11 +85,13 @@ def _walk(
     EXPORT: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Walk one run: ``full`` whole chunks, then one of ``tail`` tokens by masked loads.
 
     With EXPORT the state before each chunk that ``stops`` names, from row ``next_stop`` on, is
-    stored where it is in registers anyway, before that chunk's first product.
+    stored where it is in registers anyway, before that chunk's first product. With AHEAD, near the
+    end, what program ``ahead`` reads first is brought into L2.
     """
     TILE: tl.constexpr = INVERSE_DTYPE if PER_CHANNEL else DOT_DTYPE
     h = hv // (HV // H)
@@ -132,13 +138,19 @@ def _walk(
                 to_slot = pool + slot * pool_stride + hv * (V * K) + ov[:, None] * K
                 if (slot >= 0) & (slot < pool_slots):
                     if BK == K:
-                        store_pairs(to_slot + 2 * tl.arange(0, BK // 2)[None, :], S)
+                        S = store_pairs(to_slot + 2 * tl.arange(0, BK // 2)[None, :], S)
                     else:
                         to_state = to_slot + ok[None, :]
                         tl.store(to_state, S.to(pool.dtype.element_ty), mask=mk[None, :])
                 next_stop += 1
                 stop = tl.load(stops + 2 * next_stop)
                 stop_slot = tl.load(stops + 2 * next_stop + 1)
+        if AHEAD:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+            if (it + LEAD_CHUNKS == full) & (ahead < tl.num_programs(0)):
+                bring(
+                    ahead, pool, q, k, kn, v, A, P, read_slots, runs, segments, q_stride, k_stride,
+                    v_stride, pool_stride, pool_slots, H, HV, K, V, BK, BV, C, PER_CHANNEL,
+                )  # fmt: skip
         Sb = S.to(TILE)
         U = tl.dot(Sb, tl.trans(bk))
         if not PER_CHANNEL:
@@ -321,8 +333,9 @@ def _local(
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
             v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
-            pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
-            K, V, BK, BV, C, PER_CHANNEL, False, False, False, False, TMA, STAGES,
+            pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, 0,
+            read_slots, runs, segments, H, HV,
+            K, V, BK, BV, C, PER_CHANNEL, False, False, False, False, TMA, STAGES, 0,
         )  # fmt: skip
         if place == 0:
             tl.store(added + tile + (count - 1) * HV * (V * BK), S)
@@ -332,8 +345,9 @@ def _local(
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
             v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
-            pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, H, HV,
-            K, V, BK, BV, C, PER_CHANNEL, True, False, False, False, TMA, STAGES,
+            pool_slots, inner, 0, t0 + skipped * C, full - skipped, 0, c0 + skipped, hv, iv, 0,
+            read_slots, runs, segments, H, HV,
+            K, V, BK, BV, C, PER_CHANNEL, True, False, False, False, TMA, STAGES, 0,
         )  # fmt: skip
         tl.store(added + tile, S)
 
@@ -385,6 +399,7 @@ def _scan(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
     IN_PAIRS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Outputs, exported states and final states of every segment."""
     k_in = numbers
@@ -444,11 +459,13 @@ def _scan(
         tail = tl.load(runs + r * RUN + 2)
         c0 = tl.load(runs + r * RUN + 3)
         export = tl.load(runs + r * RUN + 4).to(tl.int64)
+        ahead = tl.where(r + 1 == end_run, pid + AHEAD, _NO_PROGRAM)
         S = _walk(
             S, q, k, kn, v, A, P, k_in, q_in, k_out, decay, o, q_tiles, k_tiles, kn_tiles,
             v_tiles, A_tiles, P_tiles, o_tiles, q_stride, k_stride, v_stride, pool, pool_stride,
-            pool_slots, stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, H, HV, K,
-            V, BK, BV, C, PER_CHANNEL, True, True, True, EXPORT, TMA, STAGES,
+            pool_slots, stops, tl.load(runs + r * RUN + 5), t0, full, tail, c0, hv, iv, ahead,
+            read_slots, runs, segments, H, HV, K, V, BK, BV, C, PER_CHANNEL, True, True, True,
+            EXPORT, TMA, STAGES, AHEAD,
         )  # fmt: skip
         if (export >= 0) & (export < pool_slots):
             if IN_PAIRS:

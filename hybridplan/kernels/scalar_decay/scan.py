@@ -423,7 +423,7 @@ def scan(
                     if (stop_slot >= 0) & (stop_slot < pool_slots):
                         if KP == K:
                             pairs = ov[:, None] * K + 2 * tl.arange(0, KP // 2)[None, :]
-                            store_pairs(pool + stop_slot * stride_slot + pairs, S)
+                            S = store_pairs(pool + stop_slot * stride_slot + pairs, S)
                         else:
                             tl.store(
                                 pool + stop_slot * stride_slot + cell,

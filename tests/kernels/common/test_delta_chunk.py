@@ -156,6 +156,34 @@ def test_exports_change_nothing_else(
         assert torch.equal(pools[0][slot], short[0])
 
 
+@pytest.mark.skipif(ON_GPU, reason="the interpreter runs what a card decides by its size")
+def test_reading_ahead_changes_nothing(operator, delta_case, slot_ids, monkeypatch):
+    c = delta_case([400, 64, 260, 90], H=1, HV=2, K=64, V=64, per_channel=operator == "kimi")
+    pools, outs = [], []
+    for programs in (0, 1, 3):
+        monkeypatch.setattr(delta_launch, "programs_ahead", lambda *_, n=programs: n)
+        pools.append(c.pool(8, [2, 0, 3, 5], torch.float32))
+        slots = slot_ids([2, 0, 3, 5])
+        outs.append(run(operator, c, pools[-1], slots, exports=[(0, 64, 6)]))
+    for o, pool in zip(outs[1:], pools[1:], strict=True):
+        assert torch.equal(o, outs[0])
+        assert torch.equal(pool.nan_to_num(-1), pools[0].nan_to_num(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_pool_whose_pairs_do_not_align(operator, delta_case, slot_ids, dtype):
+    c = delta_case([200], K=64, V=64, per_channel=operator == "kimi")
+    pools = []
+    for shift in (0, 1):
+        pool = c.pool(4, [1], dtype)
+        room = torch.full((pool.numel() + 1,), math.nan, dtype=dtype, device=pool.device)
+        pools.append(room[shift : shift + pool.numel()].view(pool.shape))
+        pools[-1].copy_(pool)
+        run(operator, c, pools[-1], slot_ids([1]), exports=[(0, 64, 3), (0, 128, 0)])
+    assert pools[0][[0, 1, 3]].isfinite().all()
+    assert torch.equal(pools[0].nan_to_num(-1), pools[1].nan_to_num(-1))
+
+
 def test_exports_off_the_chunk_boundary(operator, delta_case, slot_ids, relative_error):
     c = delta_case([80, 20], HV=1, per_channel=operator == "kimi")
     exports = [(0, 1, 2), (0, 70, 3), (0, 71, 4), (0, 80, 5), (1, 20, 6)]

@@ -1,0 +1,77 @@
+"""Reading ahead for the program that a processor runs next.
+
+Where one program of the scan fills a multiprocessor, nothing runs there while the next one waits
+for its state, 64 KiB, and its first tiles. The one before asks for them near its end, so that they
+come from L2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hybridplan.kernels.common.delta_plan import RUN_COLUMNS
+from hybridplan.kernels.common.hints import prefetch
+
+RUN = tl.constexpr(RUN_COLUMNS)
+LEAD_CHUNKS = tl.constexpr(3)
+"""Chunks before its end at which a program asks."""
+LINE_BYTES = tl.constexpr(128)
+
+
+@triton.jit
+def bring(
+    ahead,
+    pool,
+    q,
+    k,
+    kn,
+    v,
+    A,
+    P,
+    read_slots,
+    runs,
+    segments,
+    q_stride,
+    k_stride,
+    v_stride,
+    pool_stride,
+    pool_slots,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+):
+    """Bring into L2 what program ``ahead`` reads first: its state and its first chunk."""
+    NV: tl.constexpr = V // BV
+    iv = ahead % NV
+    hv = (ahead // NV) % HV
+    g = ahead // (NV * HV)
+    run = tl.load(segments + g * 5)
+    slot = tl.load(read_slots + tl.load(segments + g * 5 + 2)).to(tl.int64)
+    t0 = tl.load(runs + run * RUN)
+    c0 = tl.load(runs + run * RUN + 3)
+    wide: tl.constexpr = LINE_BYTES // (pool.dtype.element_ty.primitive_bitwidth // 8)
+    half: tl.constexpr = LINE_BYTES // 2
+    oc = tl.arange(0, C)
+    if (slot >= 0) & (slot < pool_slots):
+        rows = hv * (V * K) + (iv * BV + tl.arange(0, BV))[:, None] * K
+        prefetch(pool + slot * pool_stride + rows + wide * tl.arange(0, K // wide)[None, :])
+    to = (t0 + oc).to(tl.int64)[:, None]
+    rl = ((c0 * HV + hv) * C + oc).to(tl.int64)
+    along = half * tl.arange(0, BK // half)[None, :]
+    if PER_CHANNEL:
+        prefetch(k + rl[:, None] * BK + along)
+        prefetch(q + rl[:, None] * BK + along)
+        prefetch(kn + rl[:, None] * BK + along)
+    else:
+        h = hv // (HV // H)
+        prefetch(k + to * k_stride + h * K + along)
+        prefetch(q + to * q_stride + h * K + along)
+    prefetch(v + to * v_stride + hv * V + iv * BV + half * tl.arange(0, BV // half)[None, :])
+    prefetch(A + rl * C)
+    prefetch(P + rl * C)
