@@ -25,7 +25,6 @@ def bring(
     pool,
     q,
     k,
-    kn,
     v,
     A,
     P,
@@ -41,37 +40,38 @@ def bring(
     HV: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
 ):
-    """Bring into L2 what program ``ahead`` reads first: its state and its first chunk."""
+    """Bring into L2 what program ``ahead`` reads first: its state and its first chunk.
+
+    q, k [T, H, K], v [T, HV, V], A, P [rows, C] are of 16 bits, K = 64 or 128, BV = 64 or 128.
+    """
     NV: tl.constexpr = V // BV
     iv = ahead % NV
     hv = (ahead // NV) % HV
     g = ahead // (NV * HV)
     run = tl.load(segments + g * 5)
+    end_run = tl.load(segments + g * 5 + 1)
     slot = tl.load(read_slots + tl.load(segments + g * 5 + 2)).to(tl.int64)
-    t0 = tl.load(runs + run * RUN)
-    c0 = tl.load(runs + run * RUN + 3)
-    wide: tl.constexpr = LINE_BYTES // (pool.dtype.element_ty.primitive_bitwidth // 8)
-    half: tl.constexpr = LINE_BYTES // 2
-    oc = tl.arange(0, C)
+    numbers: tl.constexpr = LINE_BYTES // (pool.dtype.element_ty.primitive_bitwidth // 8)
     if (slot >= 0) & (slot < pool_slots):
         rows = hv * (V * K) + (iv * BV + tl.arange(0, BV))[:, None] * K
-        prefetch(pool + slot * pool_stride + rows + wide * tl.arange(0, K // wide)[None, :])
-    to = (t0 + oc).to(tl.int64)[:, None]
-    rl = ((c0 * HV + hv) * C + oc).to(tl.int64)
-    along = half * tl.arange(0, BK // half)[None, :]
-    if PER_CHANNEL:
-        prefetch(k + rl[:, None] * BK + along)
-        prefetch(q + rl[:, None] * BK + along)
-        prefetch(kn + rl[:, None] * BK + along)
-    else:
+        prefetch(pool + slot * pool_stride + rows + numbers * tl.arange(0, K // numbers)[None, :])
+    if run < end_run:
+        t0 = tl.load(runs + run * RUN)
+        full = tl.load(runs + run * RUN + 1)
+        tail = tl.load(runs + run * RUN + 2)
+        c0 = tl.load(runs + run * RUN + 3)
+        half: tl.constexpr = LINE_BYTES // 2
+        oc = tl.arange(0, C)
+        # a short sequence's last token again, where there is no further one
+        to = (t0 + tl.minimum(oc, full * C + tail - 1)).to(tl.int64)[:, None]
+        along = half * tl.arange(0, K // half)[None, :]
         h = hv // (HV // H)
         prefetch(k + to * k_stride + h * K + along)
         prefetch(q + to * q_stride + h * K + along)
-    prefetch(v + to * v_stride + hv * V + iv * BV + half * tl.arange(0, BV // half)[None, :])
-    prefetch(A + rl * C)
-    prefetch(P + rl * C)
+        prefetch(v + to * v_stride + hv * V + iv * BV + half * tl.arange(0, BV // half)[None, :])
+        rows = (c0 * HV + hv).to(tl.int64) * C + oc
+        prefetch(A + rows * C)
+        prefetch(P + rows * C)

@@ -243,8 +243,7 @@ def scan(
     depth = stages.wide if wide else stages.alone if alone else stages.shared
     depth = pipeline_stages(depth, v.element_size(), device)
     overlap = can_overlap(device) and not b.split and not per_channel and p.chunk_count > 0
-    fills = (wide or per_channel) and z.K == 128 and v.element_size() == 2
-    ahead = programs_ahead(p.segment_count * width, device, fills and not b.split)
+    ahead = programs_ahead(p.segment_count * width, device, wide and v.element_size() == 2)
     options: dict[str, Any] = {"num_warps": 8 if wide else 4}
     if overlap:
         options["launch_pdl"] = True
@@ -291,13 +290,11 @@ def scan(
 
 
 def programs_ahead(programs: int, device: torch.device, fills: bool) -> int:
-    """How much further on the program is that a processor runs next; 0 for none to read ahead for.
+    """How much further on the program is that a processor runs next; 0 where none is read ahead.
 
-    Only where one program ``fills`` a processor, since elsewhere others run while one waits.
+    Only where one program ``fills`` a processor, since elsewhere another runs while one waits.
     """
-    if device.type != "cuda" or not fills:
-        return 0
-    resident = sm_count(device.index or 0)
+    resident = sm_count(device.index or 0) if fills and device.type == "cuda" else 0
     return resident if programs > resident else 0
 
 

@@ -132,24 +132,11 @@ def _walk(
             e = tl.exp2(tl.load(decay + chunk))
             ck = tl.load(k_in + 3 * rows + oc)
             cn = tl.load(k_out + 3 * rows + oc)
-        if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
-            if c0 + it == stop:
-                slot = stop_slot.to(tl.int64)
-                to_slot = pool + slot * pool_stride + hv * (V * K) + ov[:, None] * K
-                if (slot >= 0) & (slot < pool_slots):
-                    if BK == K:
-                        S = store_pairs(to_slot + 2 * tl.arange(0, BK // 2)[None, :], S)
-                    else:
-                        to_state = to_slot + ok[None, :]
-                        tl.store(to_state, S.to(pool.dtype.element_ty), mask=mk[None, :])
-                next_stop += 1
-                stop = tl.load(stops + 2 * next_stop)
-                stop_slot = tl.load(stops + 2 * next_stop + 1)
         if AHEAD:  # noqa: SIM102 (a constant of the compilation, apart from a value)
             if (it + LEAD_CHUNKS == full) & (ahead < tl.num_programs(0)):
                 bring(
-                    ahead, pool, q, k, kn, v, A, P, read_slots, runs, segments, q_stride, k_stride,
-                    v_stride, pool_stride, pool_slots, H, HV, K, V, BK, BV, C, PER_CHANNEL,
+                    ahead, pool, q, k, v, A, P, read_slots, runs, segments, q_stride, k_stride,
+                    v_stride, pool_stride, pool_slots, H, HV, K, V, BV, C,
                 )  # fmt: skip
         Sb = S.to(TILE)
         U = tl.dot(Sb, tl.trans(bk))
@@ -189,6 +176,19 @@ def _walk(
         else:
             bkn = tl.load(kn + pk).to(TILE)
             S = tl.dot(Vd.to(TILE), bkn, S * e)
+        if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+            if c0 + it + 1 == stop:
+                slot = stop_slot.to(tl.int64)
+                to_slot = pool + slot * pool_stride + hv * (V * K) + ov[:, None] * K
+                if (slot >= 0) & (slot < pool_slots):
+                    if BK == K:
+                        store_pairs(to_slot + 2 * tl.arange(0, BK // 2)[None, :], S)
+                    else:
+                        to_state = to_slot + ok[None, :]
+                        tl.store(to_state, S.to(pool.dtype.element_ty), mask=mk[None, :])
+                next_stop += 1
+                stop = tl.load(stops + 2 * next_stop)
+                stop_slot = tl.load(stops + 2 * next_stop + 1)
     if TAIL:  # noqa: SIM102 (a constant of the compilation, apart from a value)
         if tail > 0:
             chunk = (c0 + full) * HV + hv

@@ -157,14 +157,14 @@ def test_exports_change_nothing_else(
 
 
 @pytest.mark.skipif(ON_GPU, reason="the interpreter runs what a card decides by its size")
-def test_reading_ahead_changes_nothing(operator, delta_case, slot_ids, monkeypatch):
-    c = delta_case([400, 64, 260, 90], H=1, HV=2, K=64, V=64, per_channel=operator == "kimi")
+def test_reading_ahead_changes_nothing(delta_case, slot_ids, monkeypatch):
+    c = delta_case([400, 64, 260, 0, 90, 0], H=1, HV=2, K=64, V=64)
     pools, outs = [], []
     for programs in (0, 1, 3):
         monkeypatch.setattr(delta_launch, "programs_ahead", lambda *_, n=programs: n)
-        pools.append(c.pool(8, [2, 0, 3, 5], torch.float32))
-        slots = slot_ids([2, 0, 3, 5])
-        outs.append(run(operator, c, pools[-1], slots, exports=[(0, 64, 6)]))
+        pools.append(c.pool(9, [2, 0, 3, 5, 7, 8], torch.float32))
+        slots = slot_ids([2, 0, 3, 5, 7, 8])
+        outs.append(run("gated", c, pools[-1], slots, exports=[(0, 64, 6)]))
     for o, pool in zip(outs[1:], pools[1:], strict=True):
         assert torch.equal(o, outs[0])
         assert torch.equal(pool.nan_to_num(-1), pools[0].nan_to_num(-1))
