@@ -119,7 +119,7 @@ def exports_in_loop(pool: torch.Tensor) -> bool:
     """
     K = pool.shape[-1]
     here = pool.device.type != "cuda" or has_tma(pool.device)
-    return here and (K != next_power_of_2(K) or in_pairs(pool))
+    return here and (next_power_of_2(K) != K or in_pairs(pool))
 
 
 def check_use(

@@ -100,7 +100,6 @@ def _walk(
     ov = iv * BV + tl.arange(0, BV)
     mk = ok < K
     stop = -1
-    stop_slot = -1
     if EXPORT:
         stop = tl.load(stops + 2 * next_stop)
         stop_slot = tl.load(stops + 2 * next_stop + 1)
