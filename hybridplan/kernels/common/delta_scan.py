@@ -90,7 +90,7 @@ def _walk(
     """Walk one run: ``full`` whole chunks, then one of ``tail`` tokens by masked loads.
 
     With EXPORT the state before each chunk that ``stops`` names, from row ``next_stop`` on, is
-    stored where it is in registers anyway, before that chunk's first product. With AHEAD, near the
+    stored where it is in registers anyway, at the end of the chunk before. With AHEAD, near the
     end, what program ``ahead`` reads first is brought into L2.
     """
     TILE: tl.constexpr = INVERSE_DTYPE if PER_CHANNEL else DOT_DTYPE
