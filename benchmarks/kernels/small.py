@@ -33,6 +33,8 @@ Runs = Iterator[tuple[str, Callable[[], object]]]
 def _delta(heads: str, device: torch.device) -> Runs:
     x = make(heads, LENGTHS, device, 1)
     yield "prefill", partial(peers.ours_prefill, x, {})
+    many = make(heads, (200,) * 11 + (1,), device, 6)
+    yield "prefill, more programs than processors", partial(peers.ours_prefill, many, {})
     pool = torch.randn((8, *x.pool.shape[1:]), device=device)
     x.pool = pool
     ends = [(0, 64, 5), (0, 77, 6), (1, 64, 7)]

@@ -421,3 +421,31 @@ def test_graph_replay_equals_eager(operator, delta_case, slot_ids):
         torch.cuda.synchronize()
         assert torch.equal(out, want)
         assert torch.equal(pool, eager)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_batch_that_fills_the_card_equals_each_sequence_alone(
+    operator, delta_case, slot_ids, dtype
+):
+    lengths = [330, 200, 64, 1, 450, 0] * 4
+    c = delta_case(
+        lengths, H=8, HV=16, K=128, V=128, per_channel=operator == "kimi", dtype=torch.bfloat16
+    )
+    ids = list(range(len(lengths)))
+    pool = c.pool(32, ids, dtype)
+    exports = [(0, 64, 24), (0, 256, 25), (4, 384, 26), (4, 448, 27), (10, 64, 28), (18, 320, 29)]
+    o = run(operator, c, pool, slot_ids(ids), exports=exports)
+    for n in (0, 1, 2, 3, 4, 10, 23):
+        alone = c.part(n, 0, lengths[n])
+        own = alone.pool(1, [0], dtype)
+        start = c.cu_seqlens[n]
+        assert torch.equal(
+            o[start : start + lengths[n]], run(operator, alone, own, slot_ids([0]))
+        ), f"outputs of sequence {n}"
+        assert torch.equal(pool[n], own[0]), f"state of sequence {n}"
+    for n, p, slot in exports:
+        short = c.part(n, 0, p)
+        own = short.pool(1, [0], dtype)
+        run(operator, short, own, slot_ids([0]))
+        assert torch.equal(pool[slot], own[0]), f"state after token {p} of sequence {n}"
