@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hybridplan.kernels.common import delta_launch
-from hybridplan.kernels.common.checks import require
+from hybridplan.kernels.common.checks import KernelInputError
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
@@ -47,7 +47,8 @@ def chunk_prefill(
     Kimi Linear gate; ``Gate.BOUNDED`` keeps each log decay above ``lower_bound`` (negative).
     Products on the state take fp16 operands: |v| and states must stay below 65504.
     """
-    require(lower_bound < 0, f"lower_bound is {lower_bound}, needed a negative number")
+    if not lower_bound < 0:
+        raise KernelInputError(f"lower_bound is {lower_bound}, needed a negative number")
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
         dt_bias, lower_bound, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids,
@@ -73,9 +74,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         c.k.stride(0), min(BK, PREPARE_CHANNELS), STEEP_CHANNELS * steep,
     )  # fmt: skip
     how = {"num_warps": 4, "num_stages": 1, "maxnreg": PREPARE_REGISTERS}
-    first = Launch(
-        _launch, (count, z.HV, 1), tensors, (), (c.scale, c.lower_bound), sizes, how
-    )
+    first = Launch(_launch, (count, z.HV, 1), tensors, (), (c.scale, c.lower_bound), sizes, how)
     tiles = None
     if c.tma:
         tile = delta_launch.tile_map

@@ -355,5 +355,6 @@ def prepare(
         if is_steep:
             steep_chunk(
                 q, k, x, b, a_log, dt_bias, A, P, q_in, k_in, k_out, decay, chunks, scale,
-                lower_bound, H, HV, K, BK, GATE, BETA_LOGIT, L2NORM, Q_STRIDE, K_STRIDE, STEEP_CHANNELS,
+                lower_bound, H, HV, K, BK, GATE, BETA_LOGIT, L2NORM, Q_STRIDE, K_STRIDE,
+                STEEP_CHANNELS,
             )  # fmt: skip

@@ -19,7 +19,7 @@ from hybridplan.kernels.common.gates import (
     sigmoid,
 )
 from hybridplan.kernels.common.launch import DOT_DTYPE
-from hybridplan.kernels.common.triangular import INVERSE_DTYPE, _small_inverse as small_inverse
+from hybridplan.kernels.common.triangular import INVERSE_DTYPE, _small_inverse
 
 STEEPEST_LOG2 = tl.constexpr(-200.0)
 """2^-200 is 0 in fp32; a token's decay ends here, which keeps -inf out of differences."""
@@ -82,7 +82,8 @@ def _joined(first, G, second):
 def _store(A, T, QK, P, N: tl.constexpr, s: tl.constexpr):
     """Blocks [N, s, s] of A and P left of the diagonal, and zeros for A on the other side."""
     o = tl.arange(0, s)
-    to = (tl.arange(0, N) * (2 * s * 65))[:, None, None] + (o[:, None] * 64 + o[None, :])[None, :, :]
+    part = tl.arange(0, N)[:, None, None]
+    to = part * (2 * s * 65) + (o[:, None] * 64 + o[None, :])[None, :, :]
     tl.store(A + s + to, tl.zeros_like(T).to(A.dtype.element_ty))
     tl.store(A + 64 * s + to, T.to(A.dtype.element_ty))
     tl.store(P + 64 * s + to, QK.to(P.dtype.element_ty))
@@ -226,7 +227,7 @@ def steep_chunk(
     beta = beta.to(tl.float32)
     if BETA_LOGIT:
         beta = tl.where(inside, sigmoid(beta), 0.0)
-    T0 = small_inverse(KK0 * beta[:, :, None], beta, inside)
+    T0 = _small_inverse(KK0 * beta[:, :, None], beta, inside)
     first, second = tl.split(tl.permute(tl.reshape(T0, [2, 2, 16, 16]), (0, 2, 3, 1)))
     T1 = _joined(first, KK1, second)
     upper = tl.join(first, tl.zeros_like(first))
