@@ -3,8 +3,8 @@
 Entry (i, j) of K K^T is sum_d k_id k_jd 2^(G_id - G_jd) with G the running log2 decay: a product of
 k 2^(G - ref) and k 2^(ref - G) for any reference. Each half of a chunk takes half its decay, which
 serves while it decays by less than 2^232 (any gate bounded by -5); the product between the halves
-takes the middle of the chunk, where no exponent is positive. Chunks with a steeper half are marked,
-and done again by :mod:`steep`. Two powers of two per channel and token are enough: all others
+takes the middle of the chunk, where no exponent is positive. A program whose chunk has a steeper
+half does it again by :mod:`steep`. Two powers of two per channel and token are enough: all others
 differ by a factor per channel and half, 2^(half its decay).
 
 A half is a tile [BK / 2, 2, 16, 2]: pairs of channels, then runs of 16 tokens, then the pair.
@@ -202,7 +202,7 @@ def _chunk(
     first = tl.zeros([64, 32], tl.float32)
     second = tl.zeros([64, 32], tl.float32)
     across = tl.zeros([64, 32], tl.float32)
-    lowest = tl.zeros([KB // 2, 2], tl.float32)
+    steep = 0
     ALL: tl.constexpr = not MASKED and BK == K
     for ib in tl.static_range(BK // KB):
         oj = ib * KB + pair
@@ -238,7 +238,8 @@ def _chunk(
         )
         G0 = _about_middle(g0, early0, half0)
         G1 = _about_middle(g1, early1, half1)
-        lowest = tl.minimum(lowest, tl.minimum(half0, half1))
+        over = (tl.minimum(half0, half1) < -2 * MOST_LOG2).to(tl.int32)
+        steep = tl.maximum(steep, tl.max(tl.max(over, 1)))
         tl.store(decay + oj, half0 + half1)
 
         kf = _load(k_at, mask0, not ALL) * _per_token(rk0)
@@ -283,7 +284,7 @@ def _chunk(
     if MASKED:
         tokens = left
     tl.store(A + tile, update_matrix(G, beta, tokens).to(A.dtype.element_ty))
-    return tl.min(tl.min(lowest, 1)) < -2 * MOST_LOG2
+    return steep > 0
 
 
 @triton.jit
@@ -318,7 +319,7 @@ def prepare(
 ):
     """Tiles A, P [chunk, HV, C, C], q_in, k_in, k_out [chunk, HV, C, BK], log2 decay of chunks.
 
-    KB channels are worked on at a time; chunks too steep for that are marked in steep_chunks.
+    KB channels are worked on at a time, STEEP_CHANNELS of a steep chunk; 0 if there can be none.
     """
     ic = tl.program_id(0)
     hv = tl.program_id(1)
