@@ -74,7 +74,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         c.k.stride(0), min(BK, PREPARE_CHANNELS), STEEP_CHANNELS * steep,
     )  # fmt: skip
     how = {"num_warps": 4, "num_stages": 1, "maxnreg": PREPARE_REGISTERS}
-    first = Launch(_launch, (count, z.HV, 1), tensors, (), (c.scale, c.lower_bound), sizes, how)
+    first = Launch(_launch, (count * z.HV, 1, 1), tensors, (), (c.scale, c.lower_bound), sizes, how)
     tiles = None
     if c.tma:
         tile = delta_launch.tile_map

@@ -48,8 +48,14 @@ def can_be_steep(gate: Gate, lower_bound: float) -> bool:
 
 
 @triton.jit
-def _load(at, mask, MASKED: tl.constexpr):
-    return _float(tl.load(at, mask=mask, other=0.0) if MASKED else tl.load(at))
+def _load(at, mask, MASKED: tl.constexpr, AGAIN: tl.constexpr = False):
+    """As fp32. L1 holds what three programs load AGAIN, if it does not keep all they load."""
+    POLICY: tl.constexpr = "evict_last" if AGAIN else "evict_first"
+    if MASKED:
+        x = tl.load(at, mask=mask, other=0.0, eviction_policy=POLICY)
+    else:
+        x = tl.load(at, eviction_policy=POLICY)
+    return _float(x)
 
 
 @triton.jit
@@ -74,7 +80,7 @@ def _inverse_norms(
     part = tl.arange(0, BK // WIDTH)[None, :, None] * WIDTH
     c = part + tl.arange(0, WIDTH)[None, None, :]
     mask = m[:, None, None] & (c < K)
-    x = _load(rows + (t[:, None, None] * stride + c), mask, MASKED or BK != K)
+    x = _load(rows + (t[:, None, None] * stride + c), mask, MASKED or BK != K, True)
     return tl.rsqrt(tl.sum(tl.sum(x * x, 2), 1) + 1e-6)
 
 
@@ -321,11 +327,12 @@ def prepare(
 
     KB channels are worked on at a time, STEEP_CHANNELS of a steep chunk; 0 if there can be none.
     """
-    ic = tl.program_id(0)
-    hv = tl.program_id(1)
+    pid = tl.program_id(0)  # heads side by side: together they read whole rows
+    ic = pid // HV
+    hv = pid % HV
     t0 = tl.load(chunks + 2 * ic).to(tl.int64)
     left = (tl.load(chunks + 2 * ic + 1).to(tl.int64) - t0).to(tl.int32)
-    tile = (ic * HV + hv).to(tl.int64)
+    tile = pid.to(tl.int64)
     h = hv // (HV // H)
     factor = gate_factor(a_log, hv, GATE)
     qc = q + (t0 * Q_STRIDE + h * K)

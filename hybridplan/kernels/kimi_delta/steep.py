@@ -129,11 +129,12 @@ def steep_chunk(
     KB: tl.constexpr,
 ):
     """What :func:`prepare.prepare` makes of this program's chunk and head."""
-    ic = tl.program_id(0)
-    hv = tl.program_id(1)
+    pid = tl.program_id(0)
+    ic = pid // HV
+    hv = pid % HV
     t0 = tl.load(chunks + 2 * ic).to(tl.int64)
     left = (tl.load(chunks + 2 * ic + 1).to(tl.int64) - t0).to(tl.int32)
-    tile = (ic * HV + hv).to(tl.int64)
+    tile = pid.to(tl.int64)
     h = hv // (HV // H)
     factor = gate_factor(a_log, hv, GATE)
     row = t0 * HV + hv
