@@ -2,7 +2,8 @@
 
 Between two calls that agree in all layouts, options and tables, only addresses differ. A
 :class:`Recipe` knows where each of them goes in the arguments of every launch, so that a repeated
-call is one allocation, a few assignments and one call into C a launch.
+call is one allocation, a few assignments and one call into C a launch. At addresses of an earlier
+call, the allocation's among them, the arguments are there already.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Recipe:
 
 _MOST_CALLS = 1024
 _calls: dict[tuple[Any, ...], list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
-"""Launches as C takes them by recipe, stream and addresses, which often are those of before."""
+"""Launches as C takes them, by recipe, stream and addresses."""
 
 
 def recipe(
