@@ -226,6 +226,7 @@ def staged() -> Iterator[Stages]:
         delta_inputs,
         delta_launch,
         launch,
+        recipe,
         slots,
         spans,
         varlen,
@@ -261,9 +262,11 @@ def staged() -> Iterator[Stages]:
         for compiled in launcher._kinds.values():
             if compiled.direct is not None and not isinstance(compiled.direct, str):
                 patch(compiled.direct, "_raw", "c_launch")
+    recipe._calls.clear()  # they hold what was patched
     try:
         yield stages
     finally:
+        recipe._calls.clear()
         for owner, name, old in reversed(undo):
             setattr(owner, name, old)
 

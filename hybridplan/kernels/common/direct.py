@@ -65,14 +65,15 @@ class Direct:
         for i, tile in enumerate(maps):
             args += self.expanded(tile, i, tile[0].data_ptr(), device) if tile else (None,)
         args += rest
-        self.send(grid, stream, args)
+        launch, given = self.call(grid, stream, args)
+        launch(*given)
 
-    def send(self, grid: tuple[int, int, int], stream: int, args: list[Any]) -> None:
-        """Launch with arguments as C takes them."""
-        if self._packed:
-            self._raw(*grid, stream, self._start, *self._head, args)
-        else:
-            self._raw(*grid, stream, self._start, *self._head, *args)
+    def call(
+        self, grid: tuple[int, int, int], stream: int, args: list[Any]
+    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """The call into C with these arguments, and what it takes before them."""
+        rest = (args,) if self._packed else args
+        return self._raw, (*grid, stream, self._start, *self._head, *rest)
 
     def expanded(self, tile: Any, place: int, address: int, device: int) -> Expanded:
         """What map ``place`` becomes with its base at ``address``; encoded once."""

@@ -2,12 +2,15 @@
 
 Between two calls that agree in all layouts, options and tables, only addresses differ. A
 :class:`Recipe` knows where each of them goes in the arguments of every launch, so that a repeated
-call is one allocation, a few assignments and one call into C a launch.
+call is one allocation, a few assignments and one call into C a launch. At addresses of an earlier
+call, the allocation's among them, the arguments are there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,8 +52,10 @@ class _Step:
             self._args += direct.expanded(tile, place, tile[0].data_ptr(), device)
         self._args += (*launch.numbers, *launch.constants)
 
-    def launch(self, addresses: list[int], stream: int, device: int) -> None:
-        """Launch with inputs at ``addresses``, the last of which is the scratch memory's."""
+    def call(
+        self, addresses: Sequence[int], stream: int, device: int
+    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """The launch with inputs at ``addresses``, the last of which is the scratch memory's."""
         args = self._args.copy()
         for at, number, offset in self._moving:
             args[at] = addresses[number] + offset
@@ -62,7 +67,7 @@ class _Step:
                     known.clear()
                 expanded = known[address] = self._direct.expanded(tile, place, address, device)
             args[at : at + len(expanded)] = expanded
-        self._direct.send(self._grid, stream, args)
+        return self._direct.call(self._grid, stream, args)
 
 
 def _origin(x: Any, inputs: Sequence[Any]) -> tuple[int | None, int]:
@@ -91,22 +96,31 @@ class Recipe:
 
         That is: another current device, an input off 16 bytes, or a profiler's hooks.
         """
-        addresses = [0 if x is None else x.data_ptr() for x in inputs]
-        every = 0
-        for address in addresses:
-            every |= address
         active = driver.active
         device = active.get_current_device()
-        if every & 15 or device != self._device or hooked():
+        if device != self._device or hooked():
             return False
         scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=self._home)
-        addresses.append(scratch.data_ptr())
-        if addresses[-1] & 15:
-            return False
         stream = active.get_current_stream(device)
-        for step in self._steps:
-            step.launch(addresses, stream, device)
+        addresses = [0 if x is None else x.data_ptr() for x in inputs]
+        key = (self, stream, scratch.data_ptr(), *addresses)
+        calls = _calls.get(key)
+        if calls is None:
+            addresses.append(key[2])
+            if functools.reduce(operator.or_, addresses) & 15:
+                return False
+            calls = [step.call(addresses, stream, device) for step in self._steps]
+            if len(_calls) >= _MOST_CALLS:
+                _calls.clear()
+            _calls[key] = calls
+        for launch, args in calls:
+            launch(*args)
         return True
+
+
+_MOST_CALLS = 1024
+_calls: dict[tuple[Any, ...], list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
+"""Launches as C takes them, by recipe, stream and addresses."""
 
 
 def recipe(

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from hybridplan.kernels.common import delta_launch
-from hybridplan.kernels.common.checks import require
+from hybridplan.kernels.common.checks import KernelInputError
 from hybridplan.kernels.common.delta_plan import CHUNK_TOKENS, Export
 from hybridplan.kernels.common.delta_prefill import Call, prefill
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.common.launch import Launch, Launcher, Scratch, next_power_of_2
 from hybridplan.kernels.common.recipe import Recipes
-from hybridplan.kernels.kimi_delta.prepare import prepare
-from hybridplan.kernels.kimi_delta.steep import prepare_steep
+from hybridplan.kernels.kimi_delta.prepare import can_be_steep, prepare
 
 
 def chunk_prefill(
@@ -48,7 +47,8 @@ def chunk_prefill(
     Kimi Linear gate; ``Gate.BOUNDED`` keeps each log decay above ``lower_bound`` (negative).
     Products on the state take fp16 operands: |v| and states must stay below 65504.
     """
-    require(lower_bound < 0, f"lower_bound is {lower_bound}, needed a negative number")
+    if not lower_bound < 0:
+        raise KernelInputError(f"lower_bound is {lower_bound}, needed a negative number")
     return prefill(
         q, k, v, beta, pool, slots, cu_seqlens, read_slots, exports, gate, gate_input, a_log,
         dt_bias, lower_bound, beta_is_logit, scale, l2norm, out, segment_chunks, tma, trust_ids,
@@ -64,27 +64,17 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     # fp16 holds k, q and decays, all at most one, eight times finer than bf16.
     q_in, k_in, k_out = (scratch.piece((rows, BK), a_dtype) for _ in "qkk")
     decay = scratch.piece((count * z.HV * BK,), torch.float32)
-    steep = scratch.piece((count * z.HV,), torch.int32)
     tensors = (
-        c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out, decay, steep,
+        c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, q_in, k_in, k_out, decay,
         c.b.plan.chunks,
     )  # fmt: skip
-    numbers = (c.scale, c.lower_bound)
+    steep = can_be_steep(c.gate, c.lower_bound)
     sizes = (
         z.H, z.HV, z.K, BK, C, int(c.gate), c.beta_is_logit, c.l2norm, c.q.stride(0),
-        c.k.stride(0), min(BK, PREPARE_CHANNELS),
+        c.k.stride(0), min(BK, PREPARE_CHANNELS), STEEP_CHANNELS * steep,
     )  # fmt: skip
-    pairs = count * z.HV
     how = {"num_warps": 4, "num_stages": 1, "maxnreg": PREPARE_REGISTERS}
-    made = [Launch(_launch, (count, z.HV, 1), tensors, (), numbers, sizes, how)]
-    if c.gate is not Gate.NONE:
-        how = {"num_warps": 8, "num_stages": 1}
-        # An odd number, so that one program's marks are of different heads.
-        programs = -(-pairs // STEEP_MARKS) | 1
-        made.append(
-            Launch(_launch_steep, (programs, 1, 1), tensors, (), (*numbers, pairs),
-                   (*sizes, STEEP_MARKS), how)
-        )  # fmt: skip
+    first = Launch(_launch, (count * z.HV, 1, 1), tensors, (), (c.scale, c.lower_bound), sizes, how)
     tiles = None
     if c.tma:
         tile = delta_launch.tile_map
@@ -93,7 +83,7 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
         z, c.b, scratch, q_in, k_in, k_out, (BK, BK), c.v, tiles, A, P, decay, c.out, c.pool, True,
         STAGES,
     )  # fmt: skip
-    return [*made, *scan] if count else scan
+    return [first, *scan] if count else scan
 
 
 PREPARE_CHANNELS = 128
@@ -102,11 +92,10 @@ PREPARE_CHANNELS = 128
 PREPARE_REGISTERS = 168
 """Cap on a thread's registers: three programs a multiprocessor."""
 
-STEEP_MARKS = 64
-"""Marks that one program looks through."""
+STEEP_CHANNELS = 16
+"""Channels at a time where a chunk is steep: 32 would spill 600 bytes a thread."""
 
 STAGES = delta_launch.Stages(alone=3, shared=3)
 
 _launch = Launcher(prepare)
-_launch_steep = Launcher(prepare_steep)
 _RECIPES = Recipes()

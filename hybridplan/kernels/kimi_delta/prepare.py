@@ -3,8 +3,8 @@
 Entry (i, j) of K K^T is sum_d k_id k_jd 2^(G_id - G_jd) with G the running log2 decay: a product of
 k 2^(G - ref) and k 2^(ref - G) for any reference. Each half of a chunk takes half its decay, which
 serves while it decays by less than 2^232 (any gate bounded by -5); the product between the halves
-takes the middle of the chunk, where no exponent is positive. Chunks with a steeper half are marked,
-and done again by :mod:`steep`. Two powers of two per channel and token are enough: all others
+takes the middle of the chunk, where no exponent is positive. A program whose chunk has a steeper
+half does it again by :mod:`steep`. Two powers of two per channel and token are enough: all others
 differ by a factor per channel and half, 2^(half its decay).
 
 A half is a tile [BK / 2, 2, 16, 2]: pairs of channels, then runs of 16 tokens, then the pair.
@@ -16,10 +16,13 @@ Exponents reach 116 only in entries above the diagonal or next to their inverse;
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
 from hybridplan.kernels.common.gates import (
+    Gate,
     fast_log2_decay,
     power_of_2,
     power_of_2_minus,
@@ -27,15 +30,32 @@ from hybridplan.kernels.common.gates import (
 )
 from hybridplan.kernels.common.launch import DOT_DTYPE, INTERPRETED
 from hybridplan.kernels.common.triangular import keep_lower, update_matrix
+from hybridplan.kernels.kimi_delta.steep import gate_factor, steep_chunk
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 MOST_LOG2 = tl.constexpr(116.0)
 """Largest exponent used, in powers of two."""
 
 
+def can_be_steep(gate: Gate, lower_bound: float) -> bool:
+    """Whether any chunk can be: 32 tokens at a bound of -5 decay by 2^230.8.
+
+    Sums of 32 numbers of fp32, each off by its last digit, stay within 1e-5.
+    """
+    if gate is Gate.BOUNDED:
+        return -lower_bound * 32 * math.log2(math.e) * (1 + 1e-4) > 2 * MOST_LOG2.value
+    return gate is not Gate.NONE
+
+
 @triton.jit
-def _load(at, mask, MASKED: tl.constexpr):
-    return _float(tl.load(at, mask=mask, other=0.0) if MASKED else tl.load(at))
+def _load(at, mask, MASKED: tl.constexpr, AGAIN: tl.constexpr = False):
+    """As fp32. L1 holds what three programs load AGAIN, if it does not keep all they load."""
+    POLICY: tl.constexpr = "evict_last" if AGAIN else "evict_first"
+    if MASKED:
+        x = tl.load(at, mask=mask, other=0.0, eviction_policy=POLICY)
+    else:
+        x = tl.load(at, eviction_policy=POLICY)
+    return _float(x)
 
 
 @triton.jit
@@ -60,7 +80,7 @@ def _inverse_norms(
     part = tl.arange(0, BK // WIDTH)[None, :, None] * WIDTH
     c = part + tl.arange(0, WIDTH)[None, None, :]
     mask = m[:, None, None] & (c < K)
-    x = _load(rows + (t[:, None, None] * stride + c), mask, MASKED or BK != K)
+    x = _load(rows + (t[:, None, None] * stride + c), mask, MASKED or BK != K, True)
     return tl.rsqrt(tl.sum(tl.sum(x * x, 2), 1) + 1e-6)
 
 
@@ -150,7 +170,6 @@ def _chunk(
     k_in,
     k_out,
     decay,
-    steep,
     left,
     scale,
     bound,
@@ -189,7 +208,7 @@ def _chunk(
     first = tl.zeros([64, 32], tl.float32)
     second = tl.zeros([64, 32], tl.float32)
     across = tl.zeros([64, 32], tl.float32)
-    lowest = tl.zeros([KB // 2, 2], tl.float32)
+    steep = 0
     ALL: tl.constexpr = not MASKED and BK == K
     for ib in tl.static_range(BK // KB):
         oj = ib * KB + pair
@@ -225,7 +244,8 @@ def _chunk(
         )
         G0 = _about_middle(g0, early0, half0)
         G1 = _about_middle(g1, early1, half1)
-        lowest = tl.minimum(lowest, tl.minimum(half0, half1))
+        over = (tl.minimum(half0, half1) < -2 * MOST_LOG2).to(tl.int32)
+        steep = tl.maximum(steep, tl.max(tl.max(over, 1)))
         tl.store(decay + oj, half0 + half1)
 
         kf = _load(k_at, mask0, not ALL) * _per_token(rk0)
@@ -259,8 +279,6 @@ def _chunk(
         qr = qr * root
         tl.store((q_in + 32 * BK + wide) + token * BK, (qr * into).to(q_in.dtype.element_ty))
         across = tl.dot(_rows_of_both(qr, kr, KB), far, across)
-    is_steep = tl.min(tl.min(lowest, 1)) < -2 * MOST_LOG2
-    tl.store(steep, is_steep.to(tl.int32))
     QK0, KK0 = _part(first)
     QK1, KK1 = _part(second)
     QKX, KKX = _part(across)
@@ -272,6 +290,7 @@ def _chunk(
     if MASKED:
         tokens = left
     tl.store(A + tile, update_matrix(G, beta, tokens).to(A.dtype.element_ty))
+    return steep > 0
 
 
 @triton.jit
@@ -288,7 +307,6 @@ def prepare(
     k_in,
     k_out,
     decay,
-    steep_chunks,
     chunks,
     scale,
     lower_bound,
@@ -303,43 +321,48 @@ def prepare(
     Q_STRIDE: tl.constexpr,
     K_STRIDE: tl.constexpr,
     KB: tl.constexpr,
+    STEEP_CHANNELS: tl.constexpr,
 ):
     """Tiles A, P [chunk, HV, C, C], q_in, k_in, k_out [chunk, HV, C, BK], log2 decay of chunks.
 
-    KB channels are worked on at a time; chunks too steep for that are marked in steep_chunks.
+    KB channels are worked on at a time, STEEP_CHANNELS of a steep chunk; 0 if there can be none.
     """
-    ic = tl.program_id(0)
-    hv = tl.program_id(1)
-    h = hv // (HV // H)
+    pid = tl.program_id(0)  # heads side by side: together they read whole rows
+    ic = pid // HV
+    hv = pid % HV
     t0 = tl.load(chunks + 2 * ic).to(tl.int64)
     left = (tl.load(chunks + 2 * ic + 1).to(tl.int64) - t0).to(tl.int32)
-    tile = (ic * HV + hv).to(tl.int64)
-    q += t0 * Q_STRIDE + h * K
-    k += t0 * K_STRIDE + h * K
+    tile = pid.to(tl.int64)
+    h = hv // (HV // H)
+    factor = gate_factor(a_log, hv, GATE)
+    qc = q + (t0 * Q_STRIDE + h * K)
+    kc = k + (t0 * K_STRIDE + h * K)
+    xc = x
     if GATE > 0:
-        x += (t0 * HV + hv) * K
-    b += t0 * HV + hv
-    A += tile * (C * C)
-    P += tile * (C * C)
-    q_in += tile * (C * BK)
-    k_in += tile * (C * BK)
-    k_out += tile * (C * BK)
-    decay += tile * BK
-    steep_chunks += tile
-    factor = 0.0
-    if GATE == 2:
-        factor = -tl.exp(tl.load(a_log + hv))
-    elif GATE == 3:
-        factor = tl.exp(tl.load(a_log + hv))
+        xc += (t0 * HV + hv) * K
+    bias = dt_bias
     if GATE > 1:
-        dt_bias += hv * K
+        bias += hv * K
+    bc = b + (t0 * HV + hv)
+    Ac = A + tile * (C * C)
+    Pc = P + tile * (C * C)
+    wide = tile * (C * BK)
     if left >= C:
-        _chunk(
-            q, k, x, b, factor, dt_bias, A, P, q_in, k_in, k_out, decay, steep_chunks, left, scale,
-            lower_bound, HV, K, BK, GATE, BETA_LOGIT, L2NORM, Q_STRIDE, K_STRIDE, KB, False,
+        is_steep = _chunk(
+            qc, kc, xc, bc, factor, bias, Ac, Pc, q_in + wide, k_in + wide, k_out + wide,
+            decay + tile * BK, left, scale, lower_bound, HV, K, BK, GATE, BETA_LOGIT, L2NORM,
+            Q_STRIDE, K_STRIDE, KB, False,
         )  # fmt: skip
     else:
-        _chunk(
-            q, k, x, b, factor, dt_bias, A, P, q_in, k_in, k_out, decay, steep_chunks, left, scale,
-            lower_bound, HV, K, BK, GATE, BETA_LOGIT, L2NORM, Q_STRIDE, K_STRIDE, KB, True,
+        is_steep = _chunk(
+            qc, kc, xc, bc, factor, bias, Ac, Pc, q_in + wide, k_in + wide, k_out + wide,
+            decay + tile * BK, left, scale, lower_bound, HV, K, BK, GATE, BETA_LOGIT, L2NORM,
+            Q_STRIDE, K_STRIDE, KB, True,
         )  # fmt: skip
+    if STEEP_CHANNELS > 0:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+        if is_steep:
+            steep_chunk(
+                q, k, x, b, a_log, dt_bias, A, P, q_in, k_in, k_out, decay, chunks, scale,
+                lower_bound, H, HV, K, BK, GATE, BETA_LOGIT, L2NORM, Q_STRIDE, K_STRIDE,
+                STEEP_CHANNELS,
+            )  # fmt: skip

@@ -307,6 +307,27 @@ def test_a_recipe_repeats_with_other_inputs(driver: SimpleNamespace) -> None:
     assert [s[14][1] for s in kernel.sent] == [first[11], second[11]]
 
 
+def test_what_is_kept_of_a_call_is_of_its_addresses_and_stream(
+    driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = FakeKernel()
+    launcher = Launcher(kernel)
+    table = tensor(torch.int32)
+    made = repeatable(launcher, (tensor(), None), table)
+    made = made or repeatable(launcher, (tensor(), None), table)
+    assert made is not None
+    scratch = torch.empty(1 << 16, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: scratch)
+    monkeypatch.setattr(recipe, "_calls", {})
+    x, y = tensor(), tensor()
+    for given, stream in [(x, 5), (y, 5), (x, 6), (x, 5), (y, 5)]:
+        kernel.sent.clear()
+        driver.stream = stream
+        assert made.run((given, None))
+        assert [(s[3], s[10]) for s in kernel.sent] == [(stream, given.data_ptr())] * 2
+    assert len(recipe._calls) == 3
+
+
 @pytest.mark.parametrize("reason", ["device", "alignment", "hooks"])
 def test_a_recipe_declines(
     driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, reason: str

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from hybridplan.kernels.common.gates import Gate
 from hybridplan.kernels.kimi_delta.chunk import chunk_prefill
+from hybridplan.kernels.kimi_delta.prepare import MOST_LOG2, can_be_steep
 from hybridplan.kernels.kimi_delta.reference import recurrent_reference
 
 # Entries above the diagonal, and chunks done again, may overflow (kimi_delta.prepare).
@@ -75,3 +77,32 @@ def test_bounded_gate(delta_case, slot_ids, relative_error):
     want = reference(c, -5.0 * torch.sigmoid(c.a_log.double().exp()[:, None] * y))
     for a, b in zip(got, want, strict=True):
         assert relative_error(a, b) < SAME
+
+
+# Of the deepest bound whose chunks are never steep, and of one that needs the steep way.
+BOUNDS = {-5.02: False, -5.03: True, -40.0: True}
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_gate_at_its_bound(delta_case, slot_ids, relative_error, bound):
+    assert can_be_steep(Gate.BOUNDED, bound) is BOUNDS[bound]
+    c = delta_case([130], H=1, HV=2, K=128, V=16, per_channel=True, seed=3)
+    x = torch.where(torch.arange(130)[:, None, None] % 70 < 65, 1e4, c.x.float())
+    got = run(c, slot_ids([0]), gate=Gate.BOUNDED, lower_bound=bound, gate_input=x)
+    y = x.double() + c.dt_bias.double()
+    want = reference(c, bound * torch.sigmoid(c.a_log.double().exp()[:, None] * y))
+    for a, b in zip(got, want, strict=True):
+        assert relative_error(a, b) < SAME
+
+
+def test_a_half_chunk_at_a_bound_of_minus_5_is_not_steep():
+    """Whatever the order in which fp32 sums go, and with each of 32 terms one digit too large."""
+    term = np.nextafter(np.float32(-5.0) * np.float32(math.log2(math.e)), np.float32(-8.0))
+    one_by_one = np.float32(0.0)
+    for _ in range(32):
+        one_by_one = np.nextafter(one_by_one + term, np.float32(-1e3))
+    assert one_by_one > -2 * MOST_LOG2.value
+    assert not can_be_steep(Gate.BOUNDED, -5.0)
+    assert not can_be_steep(Gate.NONE, -5.0)
+    assert can_be_steep(Gate.SOFTPLUS, -5.0)
+    assert can_be_steep(Gate.LOG, -5.0)
