@@ -2,8 +2,8 @@
 
 A chunk of the delta rule solves (I + B G) U = B W, with B = diag(beta) and G strictly lower. The
 inverse of diagonal blocks grows from 4 to 16, each warp its own 16 in registers, and on to 64. A
-step takes the inverse T of four blocks and R, less what joins them times T: R^4 = 0, so that
-(I + R) (I + R^2) T is exact. No power beyond the third is formed, unlike in a Neumann series, and
+step takes the inverse T of four blocks and R, less T times what joins them: R^4 = 0, so that
+(I + R + R^2 + R^3) T is exact. No power beyond the third is formed, unlike in a Neumann series, and
 no step needs a mask but the first. Masks work on pairs of 16-bit numbers.
 """
 
@@ -107,28 +107,6 @@ def _add(x, y):
 
 
 @triton.jit
-def _add_one(x):
-    """I + x for x [64, 64] of fp16 numbers."""
-    o4 = tl.arange(0, 4)
-    oe = tl.arange(0, 16)
-    same = tl.where(o4[:, None, None, None] == o4[None, None, :, None], 1.0, 0.0).to(x.dtype)
-    eye = tl.where(oe[None, :, None, None] == oe[None, None, None, :], 1.0, 0.0).to(x.dtype)
-    x4 = tl.reshape(x, [4, 16, 4, 16])
-    if _INTERPRETED:
-        y = same * eye + x4
-    else:
-        y = tl.inline_asm_elementwise(
-            "fma.rn.f16x2 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [same, eye, x4],
-            dtype=x.dtype,
-            is_pure=True,
-            pack=2,
-        )
-    return tl.reshape(y, [64, 64])
-
-
-@triton.jit
 def diagonal_blocks(X):
     """The four diagonal blocks [4, 16, 16] of X [64, 64]; each warp of four has its own."""
     warp = tl.arange(0, 4)[:, None, None]
@@ -188,9 +166,11 @@ def update_matrix(G, beta, tokens):
     b4 = tl.reshape(beta, [4, 16])
     T = _small_inverse(diagonal_blocks(G) * b4[:, :, None], b4, inside)
     G = tl.reshape(G.to(INVERSE_DTYPE), [4, 16, 4, 16])
+    N = tl.reshape(_keep_negative(G, bits(below)), [4, 16, 64])
+    # Rows of R need no other warp's. R and T go through shared memory once, as right operands;
+    # what they are multiplied by stays in registers, rows of one warp.
+    R = tl.reshape(tl.dot(T, N).to(INVERSE_DTYPE), [64, 64])
     T = tl.reshape(_keep_beside(T[:, :, None, :], same, G), [64, 64])
-    G = tl.reshape(_keep_negative(G, bits(below)), [64, 64])
-    R = tl.dot(T, G).to(INVERSE_DTYPE)
-    T = _add(tl.dot(R, T).to(INVERSE_DTYPE), T)
-    R = _add_one(tl.dot(R, R).to(INVERSE_DTYPE))
-    return tl.dot(R, T).to(INVERSE_DTYPE)
+    powers = _add(tl.dot(R, R).to(INVERSE_DTYPE), R)
+    powers = _add(tl.dot(powers, R).to(INVERSE_DTYPE), R)
+    return _add(tl.dot(powers, T).to(INVERSE_DTYPE), T)

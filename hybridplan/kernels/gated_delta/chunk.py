@@ -75,15 +75,16 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
     strides = (c.q.stride(0), c.k.stride(0))
     tiles = (delta_launch.row_tiles(c.q), delta_launch.row_tiles(c.k), None) if c.tma else None
     options = {"num_warps": 4, "num_stages": 1}
+    heads = max(r for r in (1, 2, 3, 4) if z.HV // z.H % r == 0)
     if c.q.device.type == "cuda" and has_tma(c.q.device):
-        options["maxnreg"] = MOST_REGISTERS[z.H == z.HV]
+        options["maxnreg"] = MOST_REGISTERS[heads == 1]
     first = Launch(
         _launch,
-        (count, z.H, 1),
+        (count, z.HV, 1) if heads == 1 else (count * (z.HV // heads), 1, 1),
         (c.q, c.k, c.gate_input, c.beta, c.a_log, c.dt_bias, A, P, numbers, c.b.plan.chunks),
         (),
         (rows, *strides, c.scale),
-        (z.H, z.HV, z.K, next_power_of_2(z.K), C, int(c.gate), c.beta_is_logit, c.l2norm,
+        (z.H, z.HV, z.K, next_power_of_2(z.K), C, heads, int(c.gate), c.beta_is_logit, c.l2norm,
          delta_launch.can_overlap(c.q.device)),
         options,
     )  # fmt: skip
@@ -97,8 +98,8 @@ def _launches(c: Call, scratch: Scratch) -> list[Launch]:
 STAGES = delta_launch.Stages(alone=3, shared=2, wide=3)
 
 MOST_REGISTERS = {True: 128, False: 168}
-"""A thread's in prepare, for one value head per q/k head and for several: with these four and
-three programs fit a Hopper multiprocessor, without spills in the second case."""
+"""A thread's in prepare, for programs of one value head and of several: with these four and three
+programs fit a Hopper multiprocessor, without spills in the second case."""
 
 _launch = Launcher(prepare)
 _RECIPES = Recipes()

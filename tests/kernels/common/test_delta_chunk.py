@@ -62,6 +62,11 @@ def run(operator, c, pool, slots, **more):
         ([66], 1, 1, 96, 192, False),
         ([65], 1, 2, 128, 128, True),
         ([40], 2, 4, 64, 32, True),
+        ([70, 0, 9], 2, 6, 32, 32, False),
+        ([600], 1, 3, 64, 64, True),
+        ([66], 1, 4, 32, 32, False),
+        ([9], 1, 5, 32, 32, False),
+        ([65], 1, 8, 32, 32, False),
     ],
     ids=lambda x: str(x).replace(" ", ""),
 )
