@@ -148,7 +148,7 @@ def _as_product(x):
 
 @triton.jit
 def _beta(at, m, BETA_LOGIT: tl.constexpr, MASKED: tl.constexpr):
-    beta = _load(at, m, MASKED)
+    beta = _float(tl.load(at, mask=m, other=0.0) if MASKED else tl.load(at))
     if BETA_LOGIT:
         beta = reciprocal(1.0 + power_of_2(-1.4426950408889634 * beta))
         if MASKED:
