@@ -50,18 +50,6 @@ def touch(x):
 
 
 @triton.jit
-def after(x, y):
-    """fp32 x, once y of the same shape is known: keeps what follows from x behind a product."""
-    if _INTERPRETED:
-        z = x
-    else:
-        z = tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r,r", [x, y], dtype=tl.float32, is_pure=True, pack=1
-        )
-    return z
-
-
-@triton.jit
 def multiply_beside(x, y, beside):
     """bf16 x times fp32 y, rounded once, held as ``beside`` is held."""
     if _INTERPRETED or x.dtype != tl.bfloat16:

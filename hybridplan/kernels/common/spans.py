@@ -22,7 +22,7 @@ class Spans:
     stops: int32 [stops + 1, 2]: a token at which a span's full chunk starts, the slot for the state
     before it; the last row names no token.
     inner: int32 [inner_count], the walks that another one of the same sequence follows; with
-    ``group_tokens``, a multiple of the segment, those before the sequence's last group of that many.
+    ``group_tokens``, a multiple of the segment, those before its sequence's last such group.
     """
 
     spans: torch.Tensor

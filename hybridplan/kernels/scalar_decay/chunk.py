@@ -145,7 +145,8 @@ def chunk_prefill(
     room = launch.Scratch(device)
     launches = []
     reach = weight = products = None
-    dq = dk = dv = do = dr = dw = None
+    dq: launch.TileMap | None = None
+    dk = dv = do = dr = dw = flat = dq
     # rows of sums lie on 16 bytes
     row = -(-T // 4) * 4
     if tma:
@@ -161,7 +162,6 @@ def chunk_prefill(
     gate_constants = (
         HV, _GATE_HEADS, CHUNK_TOKENS, int(args.kind), args.dt_bias is not None, args.softplus
     )  # fmt: skip
-    flat = None
     if grouped:
         kept = torch.float32 if launch.INTERPRETED else v.dtype
         reach = room.piece((count,), torch.float32)

@@ -73,9 +73,7 @@ def sum_gates(
     h = (tl.program_id(0) % blocks) * BH + tl.arange(0, BH)
     first = tl.load(chunks + 4 * chunk)
     end = tl.load(chunks + 4 * chunk + 1)
-    r, w, inside = _sums(
-        gate, a_log, dt_bias, first, end, h, HV, C, KIND, HAS_BIAS, SOFTPLUS, FOLD
-    )
+    r, w, inside = _sums(gate, a_log, dt_bias, first, end, h, HV, C, KIND, HAS_BIAS, SOFTPLUS, FOLD)
     at = h.to(tl.int64)[None, :] * tokens + first + tl.arange(0, C)[:, None]
     tl.store(reach + at, r, mask=inside)
     if KIND == _MAMBA:
