@@ -15,7 +15,7 @@ from hybridplan.kernels.scalar_decay.decay import mamba_decay
 from hybridplan.kernels.scalar_decay.gates import MambaStep, TokenDecay
 from hybridplan.kernels.scalar_decay.reference import recurrent_reference
 
-G, HV, K, V = 2, 6, 16, 64
+G, HV, K, V = 2, 8, 16, 64
 CUDA = torch.cuda.is_available()
 DTYPE = torch.bfloat16 if CUDA else torch.float32
 OUTPUT, STATE = (5e-3, 4e-3) if CUDA else (3e-6, 3e-6)
