@@ -2,8 +2,9 @@
 
 One program carries BV rows of one v-head's state through a sequence, 64 tokens at a time (see
 ``scan``). Gates that vary by token are summed beforehand by a small kernel, so that the loop holds
-no scan of its own; where many heads share q and k, so is K Q^T (see ``grouped``). A long sequence with few heads is cut into segments: a first pass finds the
-state that each segment adds, a second runs all segments side by side from the right states.
+no scan of its own; where many heads share q and k, so is K Q^T worked out (see ``grouped``). A long
+sequence with few heads is cut into segments: a first pass finds the state that each segment adds, a
+second runs all segments side by side from the right states.
 """
 
 from __future__ import annotations
@@ -32,11 +33,9 @@ from hybridplan.kernels.scalar_decay.gates import (
 CHUNK_TOKENS = 64
 _TAIL_TOKENS = 16
 """A span's last tokens go in steps of so many: the whole chunk's masks spilled into the loop."""
-_PARTS = 3
-"""Parts that the local pass, with few programs, cuts each segment into."""
 _AHEAD = 3
 """Chunks that v is brought into L2 ahead of the loads, where heads share q and k and segments run
-side by side: 325 to 303 us at 16k tokens of Mamba-2's 8 groups. Elsewhere it costs up to 6 %."""
+side by side: 274 to 254 us at 16k tokens of Mamba-2's 8 groups. Elsewhere it has cost up to 6 %."""
 _GATE_HEADS = 16
 """Heads whose sums of gates one program forms."""
 _TMA_TOKENS = 1024
@@ -121,9 +120,10 @@ def chunk_prefill(
     # whatever the number of tokens, as it decides the states' last bits
     shared = G < HV
     if tma and shared and automatic:
-        segment_chunks += -segment_chunks % _PARTS
-    in_parts = shared and (tma or not automatic) and segment_chunks % _PARTS == 0
-    parts = _PARTS if in_parts else 1
+        segment_chunks += -segment_chunks % _parts(segment_chunks)
+    parts = _parts(segment_chunks)
+    if not (shared and (tma or not automatic) and segment_chunks % parts == 0):
+        parts = 1
     checks.require(
         can_split or not segment_chunks,
         "segments need K a power of two from 16, and exports on chunk boundaries",
@@ -239,6 +239,14 @@ def _auto_segment_chunks(longest: int, tiles: int, device: torch.device) -> int:
     if segments < 3 or chunks < 32:
         return 0
     return max(16, -(-chunks // segments))
+
+
+def _parts(segment_chunks: int) -> int:
+    """Parts that the local pass, with few programs, cuts each segment into.
+
+    On an H200: 254 us in three, 259 in two with segments of 86 chunks, 85 and 82 with 22.
+    """
+    return 3 if segment_chunks >= 48 else 2
 
 
 def _check(

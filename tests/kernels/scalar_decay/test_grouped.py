@@ -19,7 +19,7 @@ G, HV, K, V = 2, 8, 16, 64
 CUDA = torch.cuda.is_available()
 DTYPE = torch.bfloat16 if CUDA else torch.float32
 OUTPUT, STATE = (5e-3, 4e-3) if CUDA else (3e-6, 3e-6)
-PATHS = {"segments": {"segment_chunks": 3}, "short segments": {"segment_chunks": 1}, "whole": {}}
+PATHS = {"segments": {"segment_chunks": 3}, "in parts": {"segment_chunks": 2}, "whole": {}}
 
 
 def error(x: torch.Tensor, reference: torch.Tensor) -> float:
