@@ -21,7 +21,8 @@ class Spans:
     Parts are the walks that ``part_tokens`` as segment would give.
     stops: int32 [stops + 1, 2]: a token at which a span's full chunk starts, the slot for the state
     before it; the last row names no token.
-    inner: int32 [inner_count], the walks that another one of the same sequence follows.
+    inner: int32 [inner_count], the walks that another one of the same sequence follows; with
+    ``group_tokens``, a multiple of the segment, those before its sequence's last such group.
     """
 
     spans: torch.Tensor
@@ -33,7 +34,7 @@ class Spans:
     has_stops: bool
 
 
-_MADE: weakref.WeakKeyDictionary[ChunkIndex, dict[tuple[int, int, int], Spans]] = (
+_MADE: weakref.WeakKeyDictionary[ChunkIndex, dict[tuple[int, int, int, int], Spans]] = (
     weakref.WeakKeyDictionary()
 )
 """Spans live as long as the chunk table they belong to, which captured graphs keep alive."""
@@ -45,6 +46,7 @@ def spans_of(
     segment_tokens: int = 0,
     stop_tokens: int = 0,
     part_tokens: int = 0,
+    group_tokens: int = 0,
 ) -> Spans:
     """Spans of the batch that ``index`` was made for, with the same exports; made once.
 
@@ -53,7 +55,8 @@ def spans_of(
     chunks is a stop of its span.
     """
     made = _MADE.setdefault(index, {})
-    found = made.get((segment_tokens, stop_tokens, part_tokens))
+    key = (segment_tokens, stop_tokens, part_tokens, group_tokens)
+    found = made.get(key)
     if found is None:
         device = index.chunks.device
         if is_capturing(device):
@@ -64,7 +67,8 @@ def spans_of(
         spans, walks, stops = _rows(
             index.lengths, exports, segment_tokens, stop_tokens, part_tokens
         )
-        inner = [i for i, walk in enumerate(walks) if walk[3] + 1 < walk[4]]
+        last = max(1, group_tokens // segment_tokens) if segment_tokens else 1
+        inner = [i for i, walk in enumerate(walks) if walk[3] < (walk[4] - 1) // last * last]
         found = Spans(
             torch.tensor(spans, dtype=torch.int32, device=device),
             torch.tensor(walks, dtype=torch.int32, device=device),
@@ -74,7 +78,7 @@ def spans_of(
             len(inner),
             len(stops) > 1,
         )
-        made[segment_tokens, stop_tokens, part_tokens] = found
+        made[key] = found
     return found
 
 

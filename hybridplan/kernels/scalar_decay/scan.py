@@ -1,4 +1,4 @@
-"""Device side of the scalar-decay prefill: gate sums, the local pass and the scan.
+"""Device side of the scalar-decay prefill: the local pass and the scan.
 
 With r the summed log2 decay up to a token of a chunk, and S [BV, K] in registers:
 
@@ -12,58 +12,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hybridplan.kernels.common.gates import log_2, power_of_2
+from hybridplan.kernels.common.gates import power_of_2
 from hybridplan.kernels.common.hints import prefetch, recomputed, touch
 from hybridplan.kernels.common.stores import store_pairs
-from hybridplan.kernels.scalar_decay.gates import LOG2E, GateKind, mamba_step
+from hybridplan.kernels.scalar_decay.gates import LOG2E, GateKind
+from hybridplan.kernels.scalar_decay.grouped import go_chunks
 
 _PER_HEAD = tl.constexpr(int(GateKind.PER_HEAD))
 _MAMBA = tl.constexpr(int(GateKind.MAMBA))
-
-
-@triton.jit
-def sum_gates(
-    gate,
-    a_log,
-    dt_bias,
-    reach,
-    weight,
-    chunks,
-    tokens,
-    HV: tl.constexpr,
-    BH: tl.constexpr,
-    C: tl.constexpr,
-    KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    FOLD: tl.constexpr,
-):
-    # one program per (chunk, BH heads): reach and weight are written token-contiguous, [HV, T];
-    # with FOLD weight holds r_j - log2 w_j, so that a product needs one exponent and no weight
-    blocks: tl.constexpr = (HV + BH - 1) // BH
-    chunk = tl.program_id(0) // blocks
-    h = (tl.program_id(0) % blocks) * BH + tl.arange(0, BH)
-    first = tl.load(chunks + 4 * chunk)
-    end = tl.load(chunks + 4 * chunk + 1)
-    t = first + tl.arange(0, C)
-    inside = (t < end)[:, None] & (h < HV)[None, :]
-    x = tl.load(gate + t.to(tl.int64)[:, None] * HV + h[None, :], mask=inside, other=0.0)
-    at = h.to(tl.int64)[None, :] * tokens + t[:, None]
-    if KIND == _MAMBA:
-        bias = h * 0.0
-        if HAS_BIAS:
-            bias = tl.load(dt_bias + h, mask=h < HV, other=0.0)
-        step = mamba_step(x, bias[None, :], HAS_BIAS, SOFTPLUS)
-        step = tl.where(inside, step, 0.0)
-        decay = -tl.exp(tl.load(a_log + h, mask=h < HV, other=0.0))[None, :] * step
-    else:
-        decay = x.to(tl.float32)
-    # 2^-64 is nothing; sums beyond thousands would round what is added to them
-    decay = decay * LOG2E
-    r = tl.cumsum(tl.where(decay < -64.0, -64.0, decay), 0)
-    tl.store(reach + at, r, mask=inside)
-    if KIND == _MAMBA:
-        tl.store(weight + at, r - log_2(tl.maximum(step, 1e-37)) if FOLD else step, mask=inside)
 
 
 @triton.jit
@@ -111,8 +67,13 @@ def _output(
 
 
 @triton.jit
-def _next_state(S, bk, bv, r, w, total, DT: tl.constexpr, FOLD: tl.constexpr):
-    left = power_of_2(total - w) if FOLD else power_of_2(tl.minimum(total - r, 0.0)) * w
+def _left(r, w, total, FOLD: tl.constexpr):
+    """What is left of each token's input at the chunk's end."""
+    return power_of_2(total - w) if FOLD else power_of_2(tl.minimum(total - r, 0.0)) * w
+
+
+@triton.jit
+def _add(S, bk, bv, left, total, DT: tl.constexpr):
     weighted = (bv.to(tl.float32) * left[:, None]).to(DT)
     S = S * power_of_2(total)
     return tl.dot(tl.trans(weighted), bk, S, input_precision="tf32x3")
@@ -208,7 +169,7 @@ def local_states(
     stride_v,
     stride_slot,
     pool_slots,
-    tokens,
+    row,
     G: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -221,12 +182,14 @@ def local_states(
     FOLD: tl.constexpr,
     TOUCH: tl.constexpr,
     STAGES: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
     """State that each inner walk adds, from zero (the first walk: from the initial state).
 
     The last walk of a sequence needs none of its own; its place in ``states`` takes the initial
     state, because the slot it comes from may be overwritten while the scan runs. Inner walks
-    consist of full chunks; ``totals`` gets their summed log2 decay. K is a power of two.
+    consist of full chunks; ``totals`` gets their summed log2 decay. K is a power of two. If SHARED,
+    ``reach`` and ``dr`` are ``prepare_groups``' numbers.
     """
     pid = tl.program_id(0)
     NV: tl.constexpr = HV * V // BV
@@ -254,7 +217,9 @@ def local_states(
     per_head = 0.0
     if KIND == _PER_HEAD:
         per_head = tl.load(log_decay + hv) * LOG2E
-    at = hv * tokens
+    at = hv * row
+    if SHARED:
+        at = 4 * at
     span0 = tl.load(walks + 8 * walk)
     first = tl.load(spans + 4 * span0)
     end = tl.load(spans + 4 * (span0 + tl.load(walks + 8 * walk + 1) - 1) + 1)
@@ -275,12 +240,19 @@ def local_states(
             bv = tl.load(v + t[:, None] * stride_v + ov[None, :])
         if TOUCH:
             touch(bk)
-        r, w, total, ahead = _gates(
-            reach, weight, dr, dw, at, t0, per_head, next_total, C, KIND, FOLD
-        )
+        if SHARED:
+            total = next_total
+            ahead = tl.load(reach + at + t0 + 3 * C - 1)
+            from_t0 = at + 2 * row + t0
+            left = dr.load([from_t0]) if dr is not None else tl.load(reach + from_t0 + oc)
+        else:
+            r, w, total, ahead = _gates(
+                reach, weight, dr, dw, at, t0, per_head, next_total, C, KIND, FOLD
+            )
+            left = _left(r, w, total, FOLD)
         next_total = later_total + 0.0
         later_total = ahead
-        S = _next_state(S, bk, bv, r, w, total, DT, FOLD)
+        S = _add(S, bk, bv, left, total, DT)
         decay += total
     tl.store(states + walk.to(tl.int64) * size + cell, S)
     tl.store(totals + walk * HV + hv, decay)
@@ -304,6 +276,7 @@ def scan(
     stops,
     states,
     totals,
+    products,
     dq,
     dk,
     dv,
@@ -315,7 +288,7 @@ def scan(
     stride_v,
     stride_slot,
     pool_slots,
-    tokens,
+    row,
     scale,
     G: tl.constexpr,
     HV: tl.constexpr,
@@ -335,8 +308,12 @@ def scan(
     EXPORT: tl.constexpr,
     TOUCH: tl.constexpr,
     PREFETCH: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
-    """Go one walk: outputs, exported states, and after a sequence's last walk its final state."""
+    """Go one walk: outputs, exported states, and after a sequence's last walk its final state.
+
+    If SHARED, ``reach`` and ``dr`` are ``prepare_groups``' numbers, and ``products`` its products.
+    """
     pid = tl.program_id(0)
     NV: tl.constexpr = HV * V // BV
     SPLIT: tl.constexpr = PARTS > 0
@@ -354,6 +331,7 @@ def scan(
     oc = tl.arange(0, C)
     in_k = ok < K
     cell = ov[:, None] * K + ok[None, :]
+    pairs = ov[:, None] * K + 2 * tl.arange(0, KP // 2)[None, :]
     place = 0
     walk_count = 1
     if SPLIT:
@@ -384,7 +362,10 @@ def scan(
     skipped = 0.0
     if HAS_SKIP:
         skipped = tl.load(skip + hv)
-    gates = hv * tokens
+    gates = hv * row
+    if SHARED:
+        gates = hv.to(tl.int64) * 4 * row
+        weight = reach + 3 * row
     span0 = tl.load(walks + 8 * walk)
     span_count = tl.load(walks + 8 * walk + 1)
     next_stop = 0
@@ -397,64 +378,70 @@ def scan(
         end = tl.load(spans + 4 * j + 1)
         export_slot = tl.load(spans + 4 * j + 2)
         full = (end - first) // C
-        next_total = 0.0
-        later_total = 0.0
-        if KIND != _PER_HEAD:
-            next_total = tl.load(reach + gates + first + C - 1)
-            later_total = tl.load(reach + gates + first + 2 * C - 1)
-        for it in tl.range(0, full, num_stages=STAGES):
-            t0 = first + it * C
-            t = t0.to(tl.int64) + oc
-            if PREFETCH:
-                coming = tl.minimum(t + PREFETCH * C, end - 1)
-                prefetch(v + coming * stride_v + rows)
-            if TMA:
-                bq = dq.load([t0, h * K]).to(DT)
-                bk = dk.load([t0, h * K]).to(DT)
-            else:
-                cols = h * K + ok[None, :]
-                bq = tl.load(q + t[:, None] * stride_q + cols, mask=in_k[None, :], other=0.0)
-                bk = tl.load(k + t[:, None] * stride_k + cols, mask=in_k[None, :], other=0.0)
-                bq = bq.to(DT)
-                bk = bk.to(DT)
-            if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
-                if t0 == stop:
-                    stop_slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
-                    if (stop_slot >= 0) & (stop_slot < pool_slots):
-                        if KP == K:
-                            pairs = ov[:, None] * K + 2 * tl.arange(0, KP // 2)[None, :]
-                            S = store_pairs(pool + stop_slot * stride_slot + pairs, S)
-                        else:
-                            tl.store(
-                                pool + stop_slot * stride_slot + cell,
-                                S.to(pool.dtype.element_ty),
-                                mask=in_k[None, :],
-                            )
-                    next_stop += 1
-                    stop = tl.load(stops + 2 * next_stop)
-            if TOUCH:
-                touch(bq)
-                touch(bk)
-            carried, products = _against(bq, bk, S, DT)
-            # what is needed now is waited for now
-            if TMA:
-                bv = dv.load([t0, rows]).to(DT)
-            else:
-                bv = tl.load(v + t[:, None] * stride_v + ov[None, :]).to(DT)
-            r, w, total, ahead = _gates(
-                reach, weight, dr, dw, gates, t0, per_head, next_total, C, KIND, FOLD
-            )
-            next_total = later_total + 0.0
-            later_total = ahead
-            out = _output(carried, products, bv, r, w, factor, DT, FOLD, KIND == _PER_HEAD)
-            if HAS_SKIP:
-                out += skipped * tl.trans(bv).to(tl.float32)
-            if TMA:
-                do.store([t0, rows], tl.trans(out).to(o.dtype.element_ty))
-            else:
-                at_o = o + t[None, :] * (HV * V) + ov[:, None]
-                tl.store(at_o, out.to(o.dtype.element_ty))
-            S = _next_state(S, bk, bv, r, w, total, DT, FOLD)
+        if SHARED:
+            S, next_stop, stop = go_chunks(
+                S, dq, dk, dv, do, dr, reach, products, v, pool, stops, pairs, first, full, rows,
+                hv, h, row, stride_v, stride_slot, pool_slots, factor, skipped, next_stop, stop,
+                G, K, C, DT, HAS_SKIP, EXPORT, TOUCH, PREFETCH,
+            )  # fmt: skip
+        else:
+            next_total = 0.0
+            later_total = 0.0
+            if KIND != _PER_HEAD:
+                next_total = tl.load(reach + gates + first + C - 1)
+                later_total = tl.load(reach + gates + first + 2 * C - 1)
+            for it in tl.range(0, full, num_stages=STAGES):
+                t0 = first + it * C
+                t = t0.to(tl.int64) + oc
+                if PREFETCH:
+                    coming = tl.minimum(t + PREFETCH * C, end - 1)
+                    prefetch(v + coming * stride_v + rows)
+                if TMA:
+                    bq = dq.load([t0, h * K]).to(DT)
+                    bk = dk.load([t0, h * K]).to(DT)
+                else:
+                    cols = h * K + ok[None, :]
+                    bq = tl.load(q + t[:, None] * stride_q + cols, mask=in_k[None, :], other=0.0)
+                    bk = tl.load(k + t[:, None] * stride_k + cols, mask=in_k[None, :], other=0.0)
+                    bq = bq.to(DT)
+                    bk = bk.to(DT)
+                if TOUCH:
+                    touch(bq)
+                    touch(bk)
+                carried, inner = _against(bq, bk, S, DT)
+                # what is needed now is waited for now
+                if TMA:
+                    bv = dv.load([t0, rows]).to(DT)
+                else:
+                    bv = tl.load(v + t[:, None] * stride_v + ov[None, :]).to(DT)
+                r, w, total, ahead = _gates(
+                    reach, weight, dr, dw, gates, t0, per_head, next_total, C, KIND, FOLD
+                )
+                next_total = later_total + 0.0
+                later_total = ahead
+                out = _output(carried, inner, bv, r, w, factor, DT, FOLD, KIND == _PER_HEAD)
+                if HAS_SKIP:
+                    out += skipped * tl.trans(bv).to(tl.float32)
+                if TMA:
+                    do.store([t0, rows], tl.trans(out).to(o.dtype.element_ty))
+                else:
+                    at_o = o + t[None, :] * (HV * V) + ov[:, None]
+                    tl.store(at_o, out.to(o.dtype.element_ty))
+                S = _add(S, bk, bv, _left(r, w, total, FOLD), total, DT)
+                if EXPORT:  # noqa: SIM102 (a constant of the compilation, apart from a value)
+                    if t0 + C == stop:
+                        stop_slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
+                        if (stop_slot >= 0) & (stop_slot < pool_slots):
+                            if KP == K:
+                                store_pairs(pool + stop_slot * stride_slot + pairs, S)
+                            else:
+                                tl.store(
+                                    pool + stop_slot * stride_slot + cell,
+                                    S.to(pool.dtype.element_ty),
+                                    mask=in_k[None, :],
+                                )
+                        next_stop += 1
+                        stop = tl.load(stops + 2 * next_stop)
         # the rest of a span in small steps, which need few registers beside the state
         tail = first + full * C
         for it in tl.range(0, tl.cdiv(end - tail, TAIL), num_stages=1):
@@ -470,13 +457,13 @@ def scan(
             r, w, total = _rest_gates(
                 reach, weight, gates, t0, tail, end, per_head, TAIL, KIND, FOLD
             )
-            carried, products = _against(bq, bk, S, DT)
-            out = _output(carried, products, bv, r, w, scale, DT, False, True)
+            carried, inner = _against(bq, bk, S, DT)
+            out = _output(carried, inner, bv, r, w, scale, DT, False, True)
             if HAS_SKIP:
                 out += skipped * tl.trans(bv).to(tl.float32)
             at_o = o + t[None, :] * (HV * V) + ov[:, None]
             tl.store(at_o, out.to(o.dtype.element_ty), mask=m[None, :])
-            S = _next_state(S, bk, bv, r, w, total, DT, False)
+            S = _add(S, bk, bv, _left(r, w, total, False), total, DT)
         kept = tl.where((export_slot >= 0) & (export_slot < pool_slots), K, 0)
         target = pool + export_slot.to(tl.int64) * stride_slot + cell
         tl.store(target, S.to(pool.dtype.element_ty), mask=(ok < kept)[None, :])
