@@ -191,7 +191,7 @@ def tma_usable(
     z: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
 ) -> bool:
     """Whether tensor descriptors can address these inputs and the output."""
-    if not has_tma(q.device) or z.K not in (64, 128):
+    if not has_tma(q.device) or z.K not in (64, 128) or not z.tokens:
         return False
     return all(
         t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in (q, k, v, out)

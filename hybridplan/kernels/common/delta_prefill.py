@@ -94,7 +94,7 @@ def prefill(
     call = Call(
         z, b, q, k, v, beta, pool, gate_input, a_log, dt_bias, out, gate, float(lower_bound),
         beta_is_logit, z.K**-0.5 if scale is None else float(scale), l2norm,
-        tma_usable(z, q, k, v, out) if tma is None else tma,
+        tma_usable(z, q, k, v, out) if tma is None else tma and z.tokens > 0,
     )  # fmt: skip
     scratch = Scratch(q.device)
     p = b.plan

@@ -109,8 +109,7 @@ def chunk_prefill(
         return out
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     KP = max(16, launch.next_power_of_2(K))
-    if tma is None:
-        tma = T >= _TMA_TOKENS and _use_tma(q, k, v, K, KP)
+    tma = T >= _TMA_TOKENS and _use_tma(q, k, v, K, KP) if tma is None else tma and T > 0
     can_split = K == KP and all(p % CHUNK_TOKENS == 0 or p == lengths[n] for n, p, _ in stops)
     BV = min(64 if KP <= 128 else 32, V & -V)
     automatic = segment_chunks is None

@@ -402,6 +402,23 @@ def test_trusted_ids_leave_positions_of_exports_checked(operator, delta_case, sl
         run(operator, c, pool, slot_ids([0, 1]), exports=[export], trust_ids=True)
 
 
+@pytest.mark.parametrize("tma", [None, True])
+def test_no_tokens_leave_states_and_make_no_descriptor(
+    operator, delta_case, slot_ids, tma, monkeypatch
+):
+    def refuse(*_):
+        raise AssertionError("an empty tensor has no descriptor")
+
+    for name in ("tile_map", "row_tiles"):
+        monkeypatch.setattr(delta_launch, name, refuse)
+    c = delta_case([0, 0], K=64, V=64, per_channel=operator == "kimi")
+    pool = c.pool(3, [2, 0], torch.float32)
+    before = pool.clone()
+    o = run(operator, c, pool, slot_ids([2, 0]), tma=tma)
+    assert o.shape[0] == 0
+    assert torch.equal(pool.nan_to_num(-1), before.nan_to_num(-1))
+
+
 @pytest.mark.gpu
 def test_graph_replay_equals_eager(operator, delta_case, slot_ids):
     c = delta_case([300, 65], K=128, V=128, per_channel=operator == "kimi", dtype=torch.bfloat16)
