@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hybridplan.kernels.common import checks, launch
+from hybridplan.kernels.common.recipe import Recipes, launch_all
 from hybridplan.kernels.common.slots import Export, check_id_layout, check_prefill_slots
 from hybridplan.kernels.common.varlen import chunk_index, sequence_lengths
 from hybridplan.kernels.gated_linear.recurrent import check_inputs
@@ -31,6 +32,7 @@ _VALUE_ROWS = 32
 _WARPS = 4
 _STAGES = 4
 _PASSED = checks.Passed()
+_RECIPES = Recipes()
 _LOG2E = tl.constexpr(1.4426950408889634)
 _FLOOR = tl.constexpr(-17.0 * 1.4426950408889634)
 
@@ -108,11 +110,11 @@ def _prepare(
 
 @triton.jit
 def _scan(
+    v,
     q_in,
     k_out,
     inside,
     decay,
-    v,
     o,
     pool,
     slots,
@@ -205,7 +207,8 @@ def chunk_prefill(
     tokens here. Products of half-precision inputs take bf16 operands, for bf16's exponent range.
     """
     device = v.device
-    key = _PASSED.key(q, k, v, g, pool, slots, read_slots, out)
+    given = (q, k, v, g, pool, slots, read_slots)
+    key = _PASSED.key(*given, out)
     if not _PASSED.has(key):
         check_inputs(q, k, v, g, pool, out, -1)
         check_id_layout(device, slots, read_slots)
@@ -219,30 +222,41 @@ def chunk_prefill(
     stops = check_prefill_slots(slots, read_slots, exports, N, pool.shape[0], trust_ids)
     if out is None:
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    call_key = (key, lengths, stops, float(scale))
+    known = _RECIPES.get(call_key, device)
+    if known is not None and known.run((*given, out)):
+        return out
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     BV = min(_VALUE_ROWS, V & -V)
     reads = slots if read_slots is None else read_slots
     KP = max(16, launch.next_power_of_2(K))
     tile = torch.float32 if v.dtype == torch.float32 else torch.bfloat16
     dtype = tl.float32 if launch.INTERPRETED or tile == torch.float32 else tl.bfloat16
-    q_in, k_out = torch.empty((2, T, H, K), dtype=tile, device=device)
-    inside = torch.empty((T, H, CHUNK_TOKENS), dtype=tile, device=device)
     chunk_count = max(index.chunk_count, 1)
-    decay = torch.empty((chunk_count, H, K), dtype=torch.float32, device=device)
-    _launch_prepare(
-        (chunk_count * H, 1, 1),
-        (q, k, g, q_in, k_out, inside, decay, index.chunks),
-        (),
-        (float(scale),),
-        (H, K, KP, CHUNK_TOKENS, dtype),
-        num_warps=_PREPARE_WARPS,
-    )
-    _launch(
-        (N * H * (V // BV), 1, 1),
-        (q_in, k_out, inside, decay, v, out, pool, slots, reads, index.sequences, index.chunks),
-        (),
-        (pool.stride(0), pool.shape[0]),
-        (H, K, KP, V, BV, CHUNK_TOKENS, dtype, _STAGES),
-        num_warps=_WARPS,
-    )
+    room = launch.Scratch(device)
+    q_in, k_out = (room.piece((T, H, K), tile) for _ in "qk")
+    inside = room.piece((T, H, CHUNK_TOKENS), tile)
+    decay = room.piece((chunk_count, H, K), torch.float32)
+    launches = [
+        launch.Launch(
+            _launch_prepare,
+            (chunk_count * H, 1, 1),
+            (q, k, g, q_in, k_out, inside, decay, index.chunks),
+            (),
+            (float(scale),),
+            (H, K, KP, CHUNK_TOKENS, dtype),
+            {"num_warps": _PREPARE_WARPS},
+        ),
+        launch.Launch(
+            _launch,
+            (N * H * (V // BV), 1, 1),
+            (v, q_in, k_out, inside, decay, out, pool, slots, reads, index.sequences, index.chunks),
+            (),
+            (pool.stride(0), pool.shape[0]),
+            (H, K, KP, V, BV, CHUNK_TOKENS, dtype, _STAGES),
+            {"num_warps": _WARPS},
+        ),
+    ]
+    tables = (index.chunks, index.sequences)
+    _RECIPES.add(call_key, launch_all(launches, (*given, out), room, tables))
     return out
