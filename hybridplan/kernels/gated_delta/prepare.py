@@ -108,7 +108,8 @@ def _gate(
     g = m.to(tl.float32) * 0.0 if GATE == 0 else g.to(tl.float32)
     if GATE > 1:
         g = tl.where(m, log_decay(g, a_log, dt_bias, 0.0, GATE, FAST=True), 0.0)
-    return beta, tl.maximum(g * LOG2_E, -64.0)  # 2^-64 is nothing; keeps -inf out of differences
+    # 2^-64 is nothing, and keeps -inf out of differences; NaN stays
+    return beta, tl.maximum(g * LOG2_E, -64.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

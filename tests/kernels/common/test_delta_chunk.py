@@ -402,6 +402,18 @@ def test_trusted_ids_leave_positions_of_exports_checked(operator, delta_case, sl
         run(operator, c, pool, slot_ids([0, 1]), exports=[export], trust_ids=True)
 
 
+def test_a_gate_that_is_no_number_shows(operator, delta_case, slot_ids):
+    c = delta_case([100, 40], K=64, V=64, per_channel=operator == "kimi")
+    c.x[70] = math.nan
+    pool = c.pool(2, [0, 1], torch.float32)
+    o = run(operator, c, pool, slot_ids([0, 1]))
+    assert o[70:100].isnan().all()
+    assert pool[0].isnan().all()
+    assert o[:64].isfinite().all()
+    assert o[100:].isfinite().all()
+    assert pool[1].isfinite().all()
+
+
 @pytest.mark.parametrize("tma", [None, True])
 def test_no_tokens_leave_states_and_make_no_descriptor(
     operator, delta_case, slot_ids, tma, monkeypatch
