@@ -78,6 +78,8 @@ def go_chunks(
         if PREFETCH:
             coming = tl.minimum(t0 + PREFETCH * C, last) + oc
             prefetch(v + coming.to(tl.int64) * stride_v + rows)
+        # asked for early: at the end of the chunk it would be waited for
+        ahead = tl.load(reach + t0 + 3 * C - 1)
         bq = dq.load([t0, h * K]).to(DT)
         bk = dk.load([t0, h * K]).to(DT)
         if TOUCH:
@@ -105,5 +107,5 @@ def go_chunks(
                 next_stop += 1
                 stop = tl.load(stops + 2 * next_stop)
         next_total = later_total + 0.0
-        later_total = tl.load(reach + t0 + 3 * C - 1)
+        later_total = ahead
     return S, next_stop, stop
