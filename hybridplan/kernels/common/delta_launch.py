@@ -243,7 +243,8 @@ def scan(
     depth = stages.wide if wide else stages.alone if alone else stages.shared
     depth = pipeline_stages(depth, v.element_size(), device)
     overlap = can_overlap(device) and not b.split and not per_channel and p.chunk_count > 0
-    ahead = programs_ahead(p.segment_count * width, device, wide and v.element_size() == 2)
+    whole_lines = v.element_size() == 2 and z.K in (64, 128)
+    ahead = programs_ahead(p.segment_count * width, device, wide and whole_lines)
     options: dict[str, Any] = {"num_warps": 8 if wide else 4}
     if overlap:
         options["launch_pdl"] = True
