@@ -340,7 +340,7 @@ def _decode(
         _check_table(block_table, context_tokens, blocks, page)
     if out is None:
         out = torch.empty((B, HQ, V), dtype=q.dtype, device=device)
-    call_key = (key, scale, tile)
+    call_key = (key, scale, tile, latent)
     given = (q, keys, None if latent else values, block_table, context_tokens, out)
     known = _RECIPES.get(call_key, device)
     if known is not None and known.run(given):

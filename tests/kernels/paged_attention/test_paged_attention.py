@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from hybridplan.kernels.common.checks import KernelInputError
+from hybridplan.kernels.common.recipe import Recipes
+from hybridplan.kernels.paged_attention import recurrent
 from hybridplan.kernels.paged_attention.chunk import prefill_gqa
 from hybridplan.kernels.paged_attention.recurrent import Tile, decode_gqa, decode_mla
 from hybridplan.kernels.paged_attention.reference import (
@@ -154,6 +156,19 @@ def test_wrong_inputs_raise(device, change, sentence):
         )
     with pytest.raises(KernelInputError, match=sentence):
         decode_gqa(*case.inputs)
+
+
+def test_a_cache_for_keys_and_values_alike_has_its_own_recipe(device, monkeypatch):
+    """Its kernel never reads values, so that no call with other values may repeat it."""
+    case = Case(device, [20, 30])
+    kept = {}
+    recipes = Recipes()
+    monkeypatch.setattr(recipes, "add", lambda key, _: kept.setdefault(key))
+    monkeypatch.setattr(recurrent, "_RECIPES", recipes)
+    q, keys, values, *rest = case.inputs
+    for second in (values, keys):
+        decode_gqa(q, keys, second, *rest)
+    assert len(kept) == 2
 
 
 @pytest.mark.gpu
