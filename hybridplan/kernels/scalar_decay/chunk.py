@@ -109,7 +109,7 @@ def chunk_prefill(
         return out
     index = chunk_index(lengths, CHUNK_TOKENS, device, stops)
     KP = max(16, launch.next_power_of_2(K))
-    tma = T >= _TMA_TOKENS and _use_tma(q, k, v, K, KP) if tma is None else tma and T > 0
+    tma = T >= _TMA_TOKENS and _use_tma(q, k, v, out, K, KP) if tma is None else tma and T > 0
     can_split = K == KP and all(p % CHUNK_TOKENS == 0 or p == lengths[n] for n, p, _ in stops)
     BV = min(64 if KP <= 128 else 32, V & -V)
     automatic = segment_chunks is None
@@ -278,7 +278,7 @@ def _check(
         checks.check_tensor("out", out, (T, HV, V), (v.dtype,), device)
 
 
-def _use_tma(q: Tensor, k: Tensor, v: Tensor, K: int, KP: int) -> bool:
+def _use_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, K: int, KP: int) -> bool:
     """Tensor maps need whole tiles of q/k heads, and rows and starts on 16 bytes.
 
     fp32 tiles are left to pointers: three stages of them do not fit in shared memory.
@@ -286,7 +286,7 @@ def _use_tma(q: Tensor, k: Tensor, v: Tensor, K: int, KP: int) -> bool:
     size = v.element_size()
     if K != KP or size != 2 or not launch.has_tma(v.device):
         return False
-    return all(x.data_ptr() % 16 == 0 and x.stride(0) * size % 16 == 0 for x in (q, k, v))
+    return all(x.data_ptr() % 16 == 0 and x.stride(0) * size % 16 == 0 for x in (q, k, v, out))
 
 
 def _use_groups(v: Tensor, G: int, BV: int) -> bool:

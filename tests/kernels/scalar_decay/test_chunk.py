@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hybridplan.kernels.common.checks import KernelInputError
 from hybridplan.kernels.common.spans import _rows
+from hybridplan.kernels.scalar_decay import chunk
 from hybridplan.kernels.scalar_decay.chunk import chunk_prefill
 from hybridplan.kernels.scalar_decay.decay import (
     lightning_log_decay,
@@ -174,6 +175,21 @@ def test_descriptors_and_pointers_give_the_same_bits(device):
     plain, pool = case.run(tma=False)
     assert torch.equal(with_tma, plain)
     assert torch.equal(pool_tma, pool)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is launched")
+@pytest.mark.parametrize("shift", [0, 1])
+def test_an_output_off_16_bytes_has_no_descriptor(device, monkeypatch, shift):
+    made = []
+    monkeypatch.setattr(chunk, "launch_all", lambda launches, *_: made.extend(launches))
+    T, HV, K, V = 1024, 1, 16, 16
+    x = torch.zeros((T, HV, K), dtype=torch.bfloat16, device=device)
+    out = torch.zeros(T * HV * V + 1, dtype=x.dtype, device=device)[shift : shift + T * HV * V]
+    pool = torch.zeros((1, HV, V, K), device=device)
+    decay = HeadDecay(torch.zeros(HV, device=device))
+    slots = torch.zeros(1, dtype=torch.int32, device=device)
+    chunk_prefill(x, x, x, decay, pool, slots, out=out.view(T, HV, V))
+    assert [m is None for m in made[-1].maps[:4]] == [shift == 1] * 4
 
 
 @settings(max_examples=8, deadline=None)
