@@ -83,7 +83,9 @@ def _fetch_chunk(
         for line in tl.static_range((K * BYTES + 127) // 128):
             _fetch(at + line * 128, tl.where(j % 64 < n, 1, 0))
         if GATE > 0:
-            SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+            OF_X: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+            OF_B: tl.constexpr = b.dtype.element_ty.primitive_bitwidth // 8
+            SIZE: tl.constexpr = OF_X if OF_X < OF_B else OF_B  # so that both have these lines
             line = (group * R + j % 64) * 128
             at = tl.where(
                 j < 64, (x + first * HV).to(tl.int64) + line, (b + first * HV).to(tl.int64) + line

@@ -186,7 +186,8 @@ def steep_chunk(
         if GATE > 1:
             bias = tl.load(dt_bias + oj, mask=mj, other=0.0)
         g = fast_log2_decay(g, factor, bias[None, None, :], lower_bound, GATE)
-        g = tl.where(mask, tl.maximum(g, STEEPEST_LOG2), 0.0)
+        g = tl.maximum(g, STEEPEST_LOG2, propagate_nan=tl.PropagateNan.ALL)
+        g = tl.where(mask, g, 0.0)
         total = tl.sum(g, 1)
         first, middle, third, whole = tl.reduce(
             (
