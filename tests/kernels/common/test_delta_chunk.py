@@ -227,6 +227,8 @@ def test_packed_equals_separate_bit_for_bit(operator, delta_case, slot_ids):
         assert torch.equal(own[0], pool[slot])
 
 
+# a chunk's last sum is found as its least, for which numpy warns where all are NaN
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 def test_neighbours_of_nan_requests_stay_clean(operator, delta_case, slot_ids):
     c = delta_case([65, 20, 66], K=64, V=64, per_channel=operator == "kimi")
     clean = run(operator, c, c.pool(3, [0, 1, 2], torch.float32), slot_ids([0, 1, 2]), tma=True)
