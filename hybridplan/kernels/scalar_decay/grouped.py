@@ -42,7 +42,6 @@ def go_chunks(
     v,
     pool,
     stops,
-    pairs,
     first,
     full,
     rows,
@@ -103,7 +102,9 @@ def go_chunks(
             if t0 + C == stop:
                 stop_slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
                 if (stop_slot >= 0) & (stop_slot < pool_slots):
-                    store_pairs(pool + stop_slot * stride_slot + pairs, S)
+                    ov = rows + tl.arange(0, S.shape[0])
+                    to_rows = pool + stop_slot * stride_slot + ov[:, None] * K
+                    store_pairs(to_rows + 2 * tl.arange(0, K // 2)[None, :], S)
                 next_stop += 1
                 stop = tl.load(stops + 2 * next_stop)
         next_total = later_total + 0.0

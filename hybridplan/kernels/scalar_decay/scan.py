@@ -331,7 +331,6 @@ def scan(
     oc = tl.arange(0, C)
     in_k = ok < K
     cell = ov[:, None] * K + ok[None, :]
-    pairs = ov[:, None] * K + 2 * tl.arange(0, KP // 2)[None, :]
     place = 0
     walk_count = 1
     if SPLIT:
@@ -380,7 +379,7 @@ def scan(
         full = (end - first) // C
         if SHARED:
             S, next_stop, stop = go_chunks(
-                S, dq, dk, dv, do, dr, reach, products, v, pool, stops, pairs, first, full, rows,
+                S, dq, dk, dv, do, dr, reach, products, v, pool, stops, first, full, rows,
                 hv, h, row, stride_v, stride_slot, pool_slots, factor, skipped, next_stop, stop,
                 G, K, C, DT, HAS_SKIP, EXPORT, TOUCH, PREFETCH,
             )  # fmt: skip
@@ -432,14 +431,12 @@ def scan(
                     if t0 + C == stop:
                         stop_slot = tl.load(stops + 2 * next_stop + 1).to(tl.int64)
                         if (stop_slot >= 0) & (stop_slot < pool_slots):
+                            to_rows = pool + stop_slot * stride_slot + ov[:, None] * K
                             if KP == K:
-                                store_pairs(pool + stop_slot * stride_slot + pairs, S)
+                                store_pairs(to_rows + 2 * tl.arange(0, KP // 2)[None, :], S)
                             else:
-                                tl.store(
-                                    pool + stop_slot * stride_slot + cell,
-                                    S.to(pool.dtype.element_ty),
-                                    mask=in_k[None, :],
-                                )
+                                to_state = to_rows + ok[None, :]
+                                tl.store(to_state, S.to(pool.dtype.element_ty), mask=in_k[None, :])
                         next_stop += 1
                         stop = tl.load(stops + 2 * next_stop)
         # the rest of a span in small steps, which need few registers beside the state
