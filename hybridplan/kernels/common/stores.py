@@ -24,13 +24,13 @@ def in_pairs(pool: torch.Tensor) -> bool:
 @triton.jit
 def store_pairs(pointers, x):
     """Store fp32 x [rows, columns] at ``pointers`` [rows, columns / 2] of columns 0, 2, 4 ..., from
-    where it is, and return x.
+    where it is.
 
     tl.store would first bring x into an order that coalesces best, through shared memory that a
     pipelined loop has no room for. Here every thread stores two neighbouring columns at once; a
-    product leaves each 32-byte sector to one instruction then. The pool must be ``in_pairs``. In a
-    loop, what follows must take x from here: Triton moves a branch that nothing follows from to the
-    end of the loop, where x has to be copied.
+    product leaves each 32-byte sector to one instruction then. The pool must be ``in_pairs``. A
+    loop stores what it ends with: Triton moves such a branch to the end of the loop, where anything
+    older would have to be copied.
     """
     rows: tl.constexpr = x.shape[0]
     pairs: tl.constexpr = x.shape[1] // 2
@@ -39,35 +39,34 @@ def store_pairs(pointers, x):
         tl.store(pointers, low.to(pointers.dtype.element_ty))
         tl.store(pointers + 1, high.to(pointers.dtype.element_ty))
     elif pointers.dtype.element_ty == tl.float32:
-        low, high = tl.inline_asm_elementwise(
-            "st.global.v2.f32 [$2], {$3, $4}; mov.b32 $0, $3; mov.b32 $1, $4;",
-            "=f,=f,l,f,f",
+        tl.inline_asm_elementwise(
+            "st.global.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0;",
+            "=r,l,f,f",
             [pointers.to(tl.int64), low, high],
-            dtype=(tl.float32, tl.float32),
+            dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     elif pointers.dtype.element_ty == tl.bfloat16:
-        low, high = tl.inline_asm_elementwise(
-            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $4, $3; st.global.b32 [$2], both; "
-            "mov.b32 $0, $3; mov.b32 $1, $4; }",
-            "=f,=f,l,f,f",
+        tl.inline_asm_elementwise(
+            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; st.global.b32 [$1], both; "
+            "mov.b32 $0, 0; }",
+            "=r,l,f,f",
             [pointers.to(tl.int64), low, high],
-            dtype=(tl.float32, tl.float32),
+            dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     else:
-        low, high = tl.inline_asm_elementwise(
-            "{ .reg .b32 both; cvt.rn.f16x2.f32 both, $4, $3; st.global.b32 [$2], both; "
-            "mov.b32 $0, $3; mov.b32 $1, $4; }",
-            "=f,=f,l,f,f",
+        tl.inline_asm_elementwise(
+            "{ .reg .b32 both; cvt.rn.f16x2.f32 both, $3, $2; st.global.b32 [$1], both; "
+            "mov.b32 $0, 0; }",
+            "=r,l,f,f",
             [pointers.to(tl.int64), low, high],
-            dtype=(tl.float32, tl.float32),
+            dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
-    return tl.reshape(tl.join(low, high), (rows, 2 * pairs))
 
 
 @triton.jit
