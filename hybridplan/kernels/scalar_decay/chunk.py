@@ -297,7 +297,7 @@ def _use_groups(v: Tensor, G: int, BV: int) -> bool:
     """
     T, HV, _ = v.shape
     bf16 = v.dtype == torch.bfloat16 or launch.INTERPRETED
-    return bf16 and BV == 64 and HV >= 4 * G and 4 * HV * T < 2**31
+    return bf16 and BV == 64 and HV >= 4 * G and 4 * HV * (T + 4) + 2 * CHUNK_TOKENS < 2**31
 
 
 def _operand_dtype(dtype: torch.dtype) -> Any:
