@@ -241,6 +241,8 @@ def scan(
     wide = BV == WIDE_ROWS
     alone = device.type != "cuda" or p.segment_count * width <= sm_count(device.index or 0)
     depth = stages.wide if wide else stages.alone if alone else stages.shared
+    if per_channel and z.K > 128:  # three tiles of 32 KiB a chunk
+        depth = min(depth, 2)
     depth = pipeline_stages(depth, v.element_size(), device)
     overlap = can_overlap(device) and not b.split and not per_channel and p.chunk_count > 0
     whole_lines = v.element_size() == 2 and z.K in (64, 128)

@@ -461,12 +461,13 @@ def test_graph_replay_equals_eager(operator, delta_case, slot_ids):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("K, V", [(128, 128), (96, 128), (32, 128), (256, 256)])
 def test_a_batch_that_fills_the_card_equals_each_sequence_alone(
-    operator, delta_case, slot_ids, dtype
+    operator, delta_case, slot_ids, dtype, K, V
 ):
     lengths = [330, 200, 64, 1, 450, 0] * 4
     c = delta_case(
-        lengths, H=8, HV=16, K=128, V=128, per_channel=operator == "kimi", dtype=torch.bfloat16
+        lengths, H=8, HV=16, K=K, V=V, per_channel=operator == "kimi", dtype=torch.bfloat16
     )
     ids = list(range(len(lengths)))
     pool = c.pool(32, ids, dtype)
