@@ -346,7 +346,9 @@ def _decode(
     if known is not None and known.run(given):
         return out
     G = HQ // HKV
-    BG = min(max(16, launch.next_power_of_2(G)), 64)
+    # 64 rows of a latent query in fp32 do not fit shared memory
+    most = 32 if latent and q.dtype == torch.float32 else 64
+    BG = min(max(16, launch.next_power_of_2(G)), most)
     groups = B * HKV * -(-G // BG)
     if tile is None:
         reach = block_table.shape[1] * page

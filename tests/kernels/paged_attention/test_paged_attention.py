@@ -195,10 +195,11 @@ def test_real_sizes_match_fp64_and_replay(device, page):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [16, 32, 128])
-def test_mla_of_real_width_matches_fp64(device, heads):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_mla_of_real_width_matches_fp64(device, heads, dtype):
     gen = torch.Generator(device).manual_seed(1)
-    cache = torch.randn((64, 64, 576), generator=gen, device=device).bfloat16()
-    q = torch.randn((4, heads, 576), generator=gen, device=device).bfloat16()
+    cache = torch.randn((64, 64, 576), generator=gen, device=device).to(dtype)
+    q = torch.randn((4, heads, 576), generator=gen, device=device).to(dtype)
     table = torch.randperm(64, generator=gen, device=device).view(4, 16).int()
     contexts = torch.tensor([1, 1024, 700, 65], dtype=torch.int32, device=device)
     inputs, options = (q, cache, table, contexts), {"latent_width": 512, "scale": 192**-0.5}
