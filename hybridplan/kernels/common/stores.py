@@ -47,21 +47,12 @@ def store_pairs(pointers, x):
             is_pure=False,
             pack=1,
         )
-    elif pointers.dtype.element_ty == tl.bfloat16:
-        tl.inline_asm_elementwise(
-            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; st.global.b32 [$1], both; "
-            "mov.b32 $0, 0; }",
-            "=r,l,f,f",
-            [pointers.to(tl.int64), low, high],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
     else:
+        low = low.to(pointers.dtype.element_ty).to(tl.int16, bitcast=True)
+        high = high.to(pointers.dtype.element_ty).to(tl.int16, bitcast=True)
         tl.inline_asm_elementwise(
-            "{ .reg .b32 both; cvt.rn.f16x2.f32 both, $3, $2; st.global.b32 [$1], both; "
-            "mov.b32 $0, 0; }",
-            "=r,l,f,f",
+            "st.global.v2.b16 [$1], {$2, $3}; mov.b32 $0, 0;",
+            "=r,l,h,h",
             [pointers.to(tl.int64), low, high],
             dtype=tl.int32,
             is_pure=False,

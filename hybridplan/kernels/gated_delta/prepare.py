@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from hybridplan.kernels.common.gates import log_2, log_decay, power_of_2, sigmoid
+from hybridplan.kernels.common.hints import recomputed
 from hybridplan.kernels.common.launch import DOT_DTYPE, INTERPRETED
 from hybridplan.kernels.common.stores import store_in_place
 from hybridplan.kernels.common.triangular import diagonal_blocks, keep_lower, update_matrix
@@ -121,18 +122,6 @@ def _load(b, x, at, m, GATE: tl.constexpr):
     if GATE > 0:
         g = tl.load(x + at, mask=m, other=0.0)
     return beta, g
-
-
-@triton.jit
-def _unknown(x):
-    """int32 x of which the compiler knows nothing: it would order threads by heads, not tokens."""
-    if _INTERPRETED:
-        y = x
-    else:
-        y = tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
-        )
-    return y
 
 
 @triton.jit
@@ -263,8 +252,9 @@ def prepare(
         last = tl.min(gc)  # the last of the falling sums, with their rounding
         tl.store(total, last)
     else:
-        # A warp sums a head's tokens, by twos; one too many repeats the last head.
-        row = _unknown(tl.minimum(tl.arange(0, 4), R - 1)[None, :] + tl.zeros([32, 4], tl.int32))
+        # A warp sums a head's tokens, by twos; one too many repeats the last head. Heads as numbers
+        # that the compiler does not know: it would order threads by them, not by tokens.
+        row = recomputed(tl.minimum(tl.arange(0, 4), R - 1)[None, :] + tl.zeros([32, 4], tl.int32))
         pair = 2 * tl.arange(0, 32)[:, None] + tl.zeros([32, 4], tl.int32)
         m_even = pair < n
         m_odd = pair + 1 < n

@@ -288,13 +288,19 @@ def repeatable(
     return recipe.launch_all(launches, inputs, scratch, (table,))
 
 
+def repeated(launcher: Launcher, table: torch.Tensor) -> recipe.Recipe:
+    """The recipe of such a call, which has one when the kernel's second launch was seen."""
+    made = repeatable(launcher, (tensor(), None), table)
+    made = made or repeatable(launcher, (tensor(), None), table)
+    assert made is not None
+    return made
+
+
 def test_a_recipe_repeats_with_other_inputs(driver: SimpleNamespace) -> None:
     kernel = FakeKernel()
     launcher = Launcher(kernel)
     table = tensor(torch.int32)
-    made = repeatable(launcher, (tensor(), None), table)
-    made = made or repeatable(launcher, (tensor(), None), table)
-    assert made is not None
+    made = repeated(launcher, table)
     kernel.sent.clear()
     x = tensor()
     driver.stream = 5
@@ -313,9 +319,7 @@ def test_what_is_kept_of_a_call_is_of_its_addresses_and_stream(
     kernel = FakeKernel()
     launcher = Launcher(kernel)
     table = tensor(torch.int32)
-    made = repeatable(launcher, (tensor(), None), table)
-    made = made or repeatable(launcher, (tensor(), None), table)
-    assert made is not None
+    made = repeated(launcher, table)
     scratch = torch.empty(1 << 16, dtype=torch.uint8)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: scratch)
     monkeypatch.setattr(recipe, "_calls", {})
@@ -335,9 +339,7 @@ def test_a_recipe_declines(
     kernel = FakeKernel()
     launcher = Launcher(kernel)
     table = tensor(torch.int32)
-    made = repeatable(launcher, (tensor(), None), table)
-    made = made or repeatable(launcher, (tensor(), None), table)
-    assert made is not None
+    made = repeated(launcher, table)
     kernel.sent.clear()
     driver.device = int(reason == "device")
     monkeypatch.setattr(recipe, "hooked", lambda: reason == "hooks")
