@@ -27,6 +27,7 @@ import triton
 from benchmarks.kernels import peers
 from benchmarks.kernels.case import (
     COPY_BYTES_PER_US,
+    L2_BYTES,
     eager_host_us,
     graph_us,
     input_sets,
@@ -172,6 +173,15 @@ def export_error(x: Inputs, exports: Sequence[tuple[int, int, int]]) -> float:
     return max(errors)
 
 
+def decode_sets(states_bytes: int) -> int:
+    """Sets of inputs to rotate, so that L2 could keep a thirtieth of all states at most.
+
+    Decode writes what it reads: with one set, or as many as fill L2 four times, states of the last
+    round are still there, and how many depends on the kernel that ran before (3 % of the time).
+    """
+    return min(512, max(1, math.ceil(32 * L2_BYTES / states_bytes)))
+
+
 def decode_rows(
     heads: str, batch: int, device: torch.device, warm: bool, only: Collection[str] = ()
 ) -> Iterator[Row]:
@@ -179,13 +189,13 @@ def decode_rows(
     for state in (torch.float32, torch.bfloat16):
         width = torch.finfo(state).bits // 8
         states, total = decode_bytes(heads, batch, width)
-        count = 1 if warm else input_sets(states, 128)
+        count = 1 if warm else decode_sets(states)
         first = make(heads, (1,) * (batch * count), device, 7, state=state)
         order = torch.randperm(batch * count, device=device).int() + 1
         sets = [
             make(
                 heads, (1,) * batch, device, seed, first.pool,
-                order[seed * batch : (seed + 1) * batch].contiguous(),
+                order[seed * batch : (seed + 1) * batch].clone(),  # aligned, as some ask
             )
             for seed in range(count)
         ]  # fmt: skip

@@ -321,21 +321,26 @@ def vllm_recurrent(x: Inputs, kept: dict[str, Any]) -> Result:
 
 
 @triton.jit
-def _read_modify_write(pool, slots, width, BLOCK: tl.constexpr):
+def _read_modify_write(pool, slots, width, BLOCK: tl.constexpr, KEEP: tl.constexpr):
     slot = tl.load(slots + tl.program_id(1)).to(tl.int64)
     at = pool + slot * width + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(at, (tl.load(at).to(tl.float32) * 1.0009765625).to(pool.dtype.element_ty))
+    x = tl.load(at, eviction_policy=KEEP).to(tl.float32) * 1.0009765625
+    tl.store(at, x.to(pool.dtype.element_ty), eviction_policy=KEEP)
 
 
-CEILING_TILES = ((4096, 8), (2048, 4), (1024, 4))
-"""(elements, warps) of a program; the fastest is the ceiling."""
+CEILING_TILES = tuple(
+    (*tile, keep)
+    for tile in ((4096, 8), (2048, 4), (1024, 4), (1024, 1))
+    for keep in ("", "evict_first")
+)
+"""(elements, warps, eviction policy) of a program; the fastest is the ceiling."""
 
 
-def ceiling(x: Inputs, block: int, warps: int) -> None:
+def ceiling(x: Inputs, block: int, warps: int, keep: str) -> None:
     """Read and write the same states in place and do nothing else: the ceiling of decode."""
     width = x.pool[0].numel()
     grid = (width // block, len(x.slots))
-    _read_modify_write[grid](x.pool, x.slots, width, block, num_warps=warps)
+    _read_modify_write[grid](x.pool, x.slots, width, block, keep, num_warps=warps)
 
 
 SCALAR, KIMI, BOUNDED = ("scalar",), ("channel", "bounded"), ("bounded",)

@@ -11,12 +11,11 @@ import triton
 import triton.language as tl
 
 from hybridplan.kernels.common.delta_plan import RUN_COLUMNS
-from hybridplan.kernels.common.hints import prefetch
+from hybridplan.kernels.common.hints import LINE_BYTES, prefetch
 
 RUN = tl.constexpr(RUN_COLUMNS)
 LEAD_CHUNKS = tl.constexpr(3)
 """Chunks before its end at which a program asks."""
-LINE_BYTES = tl.constexpr(128)
 
 
 @triton.jit

@@ -1,12 +1,15 @@
 """Decode step of the delta rule, scalar or per-channel decay, on a paged state pool in place.
 
 One program owns BV rows of one request's state [V, K] for one value head, so a state is read and
-written once, and no program waits for another.
+written once, and no program waits for another. Large batches read ahead: a program asks L2 for the
+rows of one that starts some microseconds later, so that what waits for memory is not held in
+registers.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,7 +23,8 @@ from hybridplan.kernels.common.checks import (
 )
 from hybridplan.kernels.common.delta_inputs import checked_sizes
 from hybridplan.kernels.common.gates import Gate, log_decay, sigmoid
-from hybridplan.kernels.common.launch import Launcher, next_power_of_2
+from hybridplan.kernels.common.hints import LINE_BYTES, prefetch
+from hybridplan.kernels.common.launch import Launcher, l2_bytes, next_power_of_2
 
 
 @triton.jit
@@ -35,6 +39,14 @@ def delta_update(S, q, k, v, decay, beta):
     u = (v - tl.sum(S * k[None, :], 1)) * beta
     S = S + u[:, None] * k[None, :]
     return S, tl.sum(S * q[None, :], 1), u
+
+
+@triton.jit
+def ask(start, wanted, NUMBERS: tl.constexpr):
+    """Bring NUMBERS contiguous numbers into L2 if they are wanted."""
+    LINE: tl.constexpr = LINE_BYTES * 8 // start.dtype.element_ty.primitive_bitwidth
+    if wanted:
+        prefetch(start + LINE * tl.arange(0, NUMBERS // LINE))
 
 
 @triton.jit
@@ -69,6 +81,8 @@ def _decode(
     BETA_LOGIT: tl.constexpr,
     L2NORM: tl.constexpr,
     SPECULATIVE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
     pid = tl.program_id(0)
     NV: tl.constexpr = V // BV
@@ -82,6 +96,10 @@ def _decode(
         if (taken < 0) | (taken >= D):
             return
     slot = tl.load(slots + n * D + taken).to(tl.int64)
+    if AHEAD > 0:
+        later = pid + AHEAD
+        last = tl.num_programs(0) - 1
+        later_slot = tl.load(slots + tl.minimum(later, last) // (NV * HV)).to(tl.int64)
     if (slot < 0) | (slot >= pool_slots):
         return
     ok = tl.arange(0, BK)
@@ -89,20 +107,18 @@ def _decode(
     mk = ok < K
     tile = hv * (V * K) + ov[:, None] * K + ok[None, :]
     if BK == K:
-        S = tl.load(pool + slot * pool_stride + tile).to(tl.float32)
+        S = tl.load(pool + slot * pool_stride + tile, eviction_policy=KEEP).to(tl.float32)
     else:
-        S = tl.load(pool + slot * pool_stride + tile, mask=mk[None, :], other=0.0).to(tl.float32)
+        S = tl.load(
+            pool + slot * pool_stride + tile, mask=mk[None, :], other=0.0, eviction_policy=KEEP
+        ).to(tl.float32)
     for d in range(D):
         t = n * D + d
         bq = tl.load(q + t * q_stride + h * K + ok, mask=mk, other=0.0).to(tl.float32)
         bk = tl.load(k + t * k_stride + h * K + ok, mask=mk, other=0.0).to(tl.float32)
         bv = tl.load(v + t * v_stride + hv * V + ov).to(tl.float32)
         beta = tl.load(b + t * HV + hv).to(tl.float32)
-        if BETA_LOGIT:
-            beta = sigmoid(beta)
-        if GATE == 0:
-            decay = 1.0
-        else:
+        if GATE > 0:
             al = 0.0
             bias = 0.0
             if PER_CHANNEL:
@@ -110,13 +126,22 @@ def _decode(
                 if GATE > 1:
                     al = tl.load(a_log + hv)
                     bias = tl.load(dt_bias + hv * K + ok, mask=mk, other=0.0)
-                decay = tl.exp(log_decay(bx, al, bias, lower_bound, GATE))[None, :]
             else:
                 bx = tl.load(x + t * HV + hv).to(tl.float32)
                 if GATE > 1:
                     al = tl.load(a_log + hv)
                     bias = tl.load(dt_bias + hv)
-                decay = tl.exp(log_decay(bx, al, bias, lower_bound, GATE))
+        if AHEAD > 0:
+            wanted = (later <= last) & (later_slot >= 0) & (later_slot < pool_slots)
+            rows = later_slot * pool_stride + (later % (NV * HV)) * (BV * K)
+            ask(pool + rows, wanted, BV * BK)
+        if BETA_LOGIT:
+            beta = sigmoid(beta)
+        decay = 1.0
+        if GATE > 0:
+            decay = tl.exp(log_decay(bx, al, bias, lower_bound, GATE))
+            if PER_CHANNEL:
+                decay = decay[None, :]
         if L2NORM:
             bq = unit_row(bq, 1e-6)
             bk = unit_row(bk, 1e-6)
@@ -126,17 +151,55 @@ def _decode(
             slot = tl.load(slots + n * D + d).to(tl.int64)
         if (slot >= 0) & (slot < pool_slots):
             tl.store(
-                pool + slot * pool_stride + tile, S.to(pool.dtype.element_ty), mask=mk[None, :]
+                pool + slot * pool_stride + tile,
+                S.to(pool.dtype.element_ty),
+                mask=mk[None, :],
+                eviction_policy=KEEP,
             )
 
 
+class Tiles(NamedTuple):
+    """How a decode call is cut.
+
+    rows: state rows of one program. ahead_programs: how much later the program starts whose rows
+    one asks L2 for; 0 reads nothing ahead. fleeting: states leave L2 before anything else.
+    options: of the compilation.
+    """
+
+    rows: int
+    ahead_programs: int
+    fleeting: bool
+    options: dict[str, Any]
+
+
 @functools.lru_cache(maxsize=1024)
-def state_rows(requests: int, value_heads: int, V: int, state_bytes: int) -> int:
-    """State rows of one program: few for small batches (more programs), more for large ones."""
-    rows = 4 if requests * value_heads < 256 else 8
+def tiles(
+    requests: int, value_heads: int, V: int, K: int, state_bytes: int, plain: bool, cache_bytes: int
+) -> Tiles:
+    """The cut of a call, as measured on one H200 (docs/decisions.md).
+
+    Few rows for small batches (more programs), more for large ones. A call that is ``plain`` (one
+    token a request, read from its only slot) reads a sixth of L2 (``cache_bytes``) ahead, with
+    16-bit states a tenth, if its states are twice that. States of smaller calls leave L2 first:
+    they come back only after those of all other layers, while q, k and v have just been written.
+    """
+    pairs = requests * value_heads
+    wanted = 4 if pairs < 256 else 8
     if state_bytes == 2:
-        rows *= 4 if rows == 8 else 2
-    return next(r for r in (rows, 16, 8, 4) if r <= rows and V % r == 0)
+        wanted = 4 if pairs < 128 else 8 if pairs < 256 else 16
+    rows = next(r for r in (wanted, 16, 8, 4) if r <= wanted and V % r == 0)
+    tile_bytes = rows * K * state_bytes
+    ahead = cache_bytes // (6 if state_bytes == 4 else 10) // tile_bytes
+    small = pairs * (V // rows) < 2 * ahead
+    if small or not plain or tile_bytes % LINE_BYTES.value or next_power_of_2(K) != K:
+        ahead = 0
+    options = {"num_warps": 1}
+    numbers = rows * K // 32
+    if ahead and numbers <= 32:
+        options["maxnreg"] = 64
+    elif not small and 32 < numbers <= 64:
+        options["maxnreg"] = 128
+    return Tiles(rows, ahead, small, options)
 
 
 def decode(
@@ -158,7 +221,6 @@ def decode(
     out: torch.Tensor | None,
     trust_ids: bool,
     per_channel: bool,
-    rows: int | None = None,
 ) -> torch.Tensor:
     """Shared body of the two operators' ``recurrent_step``; see their docstrings."""
     z = checked_sizes(q, k, v, gate_input, beta, pool, gate, a_log, dt_bias, out, per_channel)
@@ -176,19 +238,24 @@ def decode(
         out = torch.empty((z.tokens, z.HV, z.V), dtype=q.dtype, device=q.device)
     if requests == 0:
         return out
-    BV = rows or state_rows(requests, z.HV, z.V, pool.element_size())
+    plain = drafts == 1 and accepted is None
+    size = pool.element_size()
+    cut = tiles(requests, z.HV, z.V, z.K, size, plain, l2_bytes(q.device))
     tensors = (q, k, v, gate_input, beta, a_log, dt_bias, pool, slots, accepted, out)
     flags = (drafts, int(gate), per_channel, beta_is_logit, l2norm, accepted is not None)
     _launch(
-        (requests * z.HV * (z.V // BV), 1, 1),
+        (requests * z.HV * (z.V // cut.rows), 1, 1),
         tensors,
         (),
         (
             q.stride(0), k.stride(0), v.stride(0), pool.stride(0), z.slots,
             z.K**-0.5 if scale is None else float(scale), float(lower_bound),
         ),
-        (z.H, z.HV, z.K, z.V, next_power_of_2(z.K), BV, *flags),
-        num_warps=1,
+        (
+            z.H, z.HV, z.K, z.V, next_power_of_2(z.K), cut.rows, *flags,
+            cut.ahead_programs, "evict_first" if cut.fleeting else "",
+        ),
+        **cut.options,
     )  # fmt: skip
     return out
 

@@ -8,6 +8,8 @@ import triton.language as tl
 from hybridplan.kernels.common.launch import INTERPRETED
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
+LINE_BYTES = tl.constexpr(128)
+"""What :func:`prefetch` brings for one pointer."""
 
 
 @triton.jit

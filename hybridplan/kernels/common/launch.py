@@ -28,6 +28,15 @@ def sm_count(device_index: int) -> int:
 
 
 @functools.cache
+def l2_bytes(device: torch.device) -> int:
+    """Size of a CUDA device's L2 cache; 64 KiB under the interpreter, so that small shapes take
+    the paths of large ones too."""
+    if device.type != "cuda":
+        return 1 << 16
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+@functools.cache
 def has_tma(device: torch.device) -> bool:
     """Whether host-made tensor descriptors work: compute capability 9 or later, or interpreted."""
     if device.type != "cuda":

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from hybridplan.kernels.common.checks import KernelInputError
+from hybridplan.kernels.common.delta_decode import tiles
 from hybridplan.kernels.common.gates import Gate
+from hybridplan.kernels.common.launch import l2_bytes
 from hybridplan.kernels.gated_delta import recurrent as gated_recurrent
 from hybridplan.kernels.gated_delta import reference as gated_reference
 from hybridplan.kernels.kimi_delta import recurrent as kimi_recurrent
@@ -147,6 +149,30 @@ def test_permuting_requests_permutes_results(operator, delta_case, slot_ids):
         setattr(c, name, getattr(c, name)[[2, 0, 1]].contiguous())
     assert torch.equal(step(operator, c, other, slot_ids([2, 0, 1])), o[[2, 0, 1]])
     assert torch.equal(other, pool)
+
+
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16], ids=str)
+def test_reading_ahead_changes_nothing(operator, delta_case, slot_ids, relative_error, state):
+    """A batch that reads ahead, with padding in it and at its end, equals its requests alone."""
+    H, HV, B = (8, 64, 32) if torch.cuda.is_available() else (1, 2, 12)
+    c = delta_case([1] * B, H, HV, 128, 64, per_channel=operator == "kimi", dtype=torch.bfloat16)
+    ids = [(7 * i) % B for i in range(B)]
+    ids[2] = ids[-1] = -1
+    kept = [n for n in range(B) if ids[n] >= 0]
+    pool = c.pool(B, list(range(B)), state)
+    start = pool.clone()
+    cut = tiles(B, HV, 64, 128, pool.element_size(), True, l2_bytes(pool.device))
+    assert 0 < cut.ahead_programs < B * HV * 64 // cut.rows // 2
+    o = step(operator, c, pool, slot_ids(ids), out=torch.full_like(c.v, math.nan))
+    for n in kept:
+        alone = start.clone()
+        want = step(operator, c.part(n, 0, 1), alone, slot_ids([ids[n]]))
+        assert relative_error(o[n], want[0].double()) < (EXACT if o.dtype.itemsize > 2 else 4e-3)
+        bound = EXACT if state is torch.float32 else 1e-5
+        assert relative_error(pool[ids[n]], alone[ids[n]].double()) < bound
+    untouched = sorted(set(range(B)) - set(ids))
+    assert torch.equal(pool[untouched], start[untouched])
+    assert o[[2, B - 1]].isnan().all()
 
 
 @pytest.mark.parametrize("log_decay", [0.0, -90.0, -math.inf], ids=str)
