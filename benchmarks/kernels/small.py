@@ -45,6 +45,9 @@ def _delta(heads: str, device: torch.device) -> Runs:
         step = make(heads, (1,) * 3, device, 3, state=dtype)
         step.slots[1] = -1
         yield f"decode, {dtype}", partial(peers.ours_decode, step, {})
+        batch = make(heads, (1,) * 24, device, 3, state=dtype)
+        batch.slots[-1] = -1
+        yield f"decode that reads ahead, {dtype}", partial(peers.ours_decode, batch, {})
         drafts = make(heads, (1,) * 6, device, 4, state=dtype)
         drafts.slots = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32, device=device)
         yield f"3 drafts, {dtype}", partial(peers.ours_decode, drafts, {})
