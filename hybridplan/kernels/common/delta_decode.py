@@ -1,9 +1,8 @@
 """Decode step of the delta rule, scalar or per-channel decay, on a paged state pool in place.
 
 One program owns BV rows of one request's state [V, K] for one value head, so a state is read and
-written once, and no program waits for another. Large batches read ahead: a program asks L2 for the
-rows of one that starts some microseconds later, so that what waits for memory is not held in
-registers.
+written once, and no program waits for another. In large batches a program asks L2, at its end, for
+the rows of one some thousands further on, which by then runs but has not asked for all of them.
 """
 
 from __future__ import annotations
@@ -117,6 +116,10 @@ def _decode(
         bq = tl.load(q + t * q_stride + h * K + ok, mask=mk, other=0.0).to(tl.float32)
         bk = tl.load(k + t * k_stride + h * K + ok, mask=mk, other=0.0).to(tl.float32)
         bv = tl.load(v + t * v_stride + hv * V + ov).to(tl.float32)
+        if AHEAD == 0:
+            # All loads are on their way before anything waits for one: to save registers, ptxas
+            # would put off half of them until the norms of q and k are done.
+            tl.debug_barrier()
         beta = tl.load(b + t * HV + hv).to(tl.float32)
         if GATE > 0:
             al = 0.0
@@ -131,10 +134,6 @@ def _decode(
                 if GATE > 1:
                     al = tl.load(a_log + hv)
                     bias = tl.load(dt_bias + hv)
-        if AHEAD > 0:
-            wanted = (later <= last) & (later_slot >= 0) & (later_slot < pool_slots)
-            rows = later_slot * pool_stride + (later % (NV * HV)) * (BV * K)
-            ask(pool + rows, wanted, BV * BK)
         if BETA_LOGIT:
             beta = sigmoid(beta)
         decay = 1.0
@@ -146,6 +145,10 @@ def _decode(
             bq = unit_row(bq, 1e-6)
             bk = unit_row(bk, 1e-6)
         S, row, _ = delta_update(S, bq * scale, bk, bv, decay, beta)
+        if AHEAD > 0:
+            wanted = (later <= last) & (later_slot >= 0) & (later_slot < pool_slots)
+            rows = later_slot * pool_stride + (later % (NV * HV)) * (BV * K)
+            ask(pool + rows, wanted, BV * BK)
         tl.store(o + (t * HV + hv) * V + ov, row.to(o.dtype.element_ty))
         if D > 1:
             slot = tl.load(slots + n * D + d).to(tl.int64)
@@ -161,9 +164,9 @@ def _decode(
 class Tiles(NamedTuple):
     """How a decode call is cut.
 
-    rows: state rows of one program. ahead_programs: how much later the program starts whose rows
-    one asks L2 for; 0 reads nothing ahead. fleeting: states leave L2 before anything else.
-    options: of the compilation.
+    rows: state rows of one program. ahead_programs: how many programs further on is the one whose
+    rows a program asks L2 for; 0 reads nothing ahead. fleeting: states leave L2 before anything
+    else. options: of the compilation.
     """
 
     rows: int
