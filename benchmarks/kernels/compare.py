@@ -185,7 +185,7 @@ def decode_sets(states_bytes: int) -> int:
 def decode_rows(
     heads: str, batch: int, device: torch.device, warm: bool, only: Collection[str] = ()
 ) -> Iterator[Row]:
-    """One row a library for one decode batch, the ceiling first; bf16 states for ours."""
+    """One row a library and state dtype for one decode batch, the ceiling first."""
     for state in (torch.float32, torch.bfloat16):
         width = torch.finfo(state).bits // 8
         states, total = decode_bytes(heads, batch, width)

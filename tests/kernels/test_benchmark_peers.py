@@ -180,3 +180,10 @@ def test_a_record_is_replaced_whole(tmp_path: Path) -> None:
         compare.save({"rows": rows}, path)
         assert json.loads(path.read_text())["rows"] == rows
     assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
+
+
+def test_decode_rotates_more_states_than_the_cache_keeps():
+    large = 7 * compare.L2_BYTES
+    assert compare.decode_sets(large) * large >= 32 * compare.L2_BYTES
+    assert compare.decode_sets(64 * compare.L2_BYTES) == 1
+    assert compare.decode_sets(1) == 512

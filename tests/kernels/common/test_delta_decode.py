@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from hybridplan.kernels.common import delta_decode
 from hybridplan.kernels.common.checks import KernelInputError
 from hybridplan.kernels.common.delta_decode import tiles
 from hybridplan.kernels.common.gates import Gate
@@ -173,6 +174,33 @@ def test_reading_ahead_changes_nothing(operator, delta_case, slot_ids, relative_
     untouched = sorted(set(range(B)) - set(ids))
     assert torch.equal(pool[untouched], start[untouched])
     assert o[[2, B - 1]].isnan().all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter shows addresses")
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_read_ahead_are_the_rows_of_later_programs(
+    operator, delta_case, slot_ids, monkeypatch, state
+):
+    """All lines of the program AHEAD further on, for every program that has a state itself."""
+    asked = []
+    monkeypatch.setattr(delta_decode, "prefetch", lambda p: asked.append(p.handle.data.tolist()))
+    B, HV, K, V = 12, 2, 128, 64
+    c = delta_case([1] * B, 1, HV, K, V, per_channel=operator == "kimi")
+    ids = [(7 * i) % B for i in range(B)]
+    ids[2] = ids[5] = ids[-1] = -1
+    pool = c.pool(B, list(range(B)), state)
+    size = pool.element_size()
+    cut = tiles(B, HV, V, K, size, True, l2_bytes(pool.device))
+    tile_bytes, each = cut.rows * K * size, HV * V // cut.rows
+    step(operator, c, pool, slot_ids(ids))
+    wanted = []
+    for program in range(B * each - cut.ahead_programs):
+        later = program + cut.ahead_programs
+        if ids[program // each] >= 0 and ids[later // each] >= 0:
+            start = pool[ids[later // each]].data_ptr() + later % each * tile_bytes
+            wanted.append(list(range(start, start + tile_bytes, 128)))
+    assert 0 < len(wanted) < B * each
+    assert asked == wanted
 
 
 @pytest.mark.parametrize("log_decay", [0.0, -90.0, -math.inf], ids=str)
